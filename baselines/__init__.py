@@ -1,0 +1,1 @@
+"""Schedules to compare with: one schedule a file."""

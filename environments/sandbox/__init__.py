@@ -1,0 +1,1 @@
+"""Isolated machines behind one protocol of few methods."""

@@ -1,0 +1,1 @@
+"""SWE-bench's instance format: data sets, agent prompt, verifier."""

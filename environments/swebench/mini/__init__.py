@@ -1,0 +1,1 @@
+"""Bundled small tasks in SWE-bench's format, generated from a seed."""

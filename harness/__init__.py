@@ -1,0 +1,1 @@
+"""Shared machinery of every training schedule, and the entry points."""

@@ -1,0 +1,1 @@
+"""Where engine and learner processes run."""

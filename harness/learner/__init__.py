@@ -1,0 +1,1 @@
+"""Learners: where gradients live."""

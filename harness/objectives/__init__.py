@@ -1,0 +1,1 @@
+"""Objectives: what the update is, whatever the schedule."""

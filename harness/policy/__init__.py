@@ -1,0 +1,1 @@
+"""Policies: weights, tokenizer, chat template."""

@@ -1,0 +1,1 @@
+"""Gradient streaming: the schedule, its gradient ledger and the parity certificate."""
