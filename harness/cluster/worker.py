@@ -1,0 +1,95 @@
+"""A worker process: one service object behind a pipe.
+
+Started as `python -m harness.cluster.worker FD`. A service is any object whose public methods are
+verbs: a plain method's return value is the answer; a method may instead take `reply` (a callable) as
+its first parameter and answer later, from `work()`, which is called while `has_work()` is true. That
+is how an engine batches requests that arrive at any time, with no thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent ends, however it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def load(dotted: str) -> Any:
+    """The object behind 'package.module:Name'."""
+    module, _, name = dotted.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _wants_reply(method: Callable[..., Any]) -> bool:
+    return next(iter(inspect.signature(method).parameters), None) == "reply"
+
+
+def serve(connection: Connection) -> None:
+    """Answer calls until the connection closes."""
+    target, kwargs = connection.recv()
+    try:
+        service = load(target)(**kwargs)
+    except Exception as error:
+        connection.send((0, "error", (type(error).__name__, str(error), traceback.format_exc())))
+        return
+    connection.send((0, "ok", None))
+    has_work = getattr(service, "has_work", lambda: False)
+    while True:
+        try:
+            while connection.poll(0 if has_work() else None):
+                if not _answer(service, connection):
+                    return
+            if has_work():
+                service.work()
+        except (EOFError, ConnectionError):
+            return
+
+
+def _answer(service: Any, connection: Connection) -> bool:
+    number, verb, args, kwargs = connection.recv()
+    if verb == "__close__":
+        connection.send((number, "ok", None))
+        return False
+
+    def reply(value: Any) -> None:
+        connection.send((number, "ok", value))
+
+    try:
+        method = getattr(service, verb)
+        if _wants_reply(method):
+            method(reply, *args, **kwargs)
+        else:
+            reply(method(*args, **kwargs))
+    except Exception as error:
+        connection.send(
+            (number, "error", (type(error).__name__, str(error), traceback.format_exc()))
+        )
+    return True
+
+
+def main() -> None:
+    die_with_parent()
+    # Ctrl-C reaches the whole process group; the parent decides what ends and in which order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    affinity = os.environ.get("HARNESS_WORKER_AFFINITY")
+    if affinity:
+        os.sched_setaffinity(0, {int(core) for core in affinity.split(",")})
+    serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

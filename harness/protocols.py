@@ -1,0 +1,348 @@
+"""The nouns and seams of training: what schedules, engines, learners and clocks agree on.
+
+Tensor-free on purpose: this module is imported by every process and by the configuration check.
+Environment-side nouns are re-exported from environments.protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from environments.protocols import (
+    Environment,
+    ExecResult,
+    InfrastructureError,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+    Submission,
+    Task,
+    UsageError,
+    Verdict,
+)
+
+__all__ = [
+    "Batch", "Clock", "Completion", "Engine", "Environment", "Event", "ExecResult", "FoldSpec",
+    "Generation", "Group", "GroupClosed", "InfrastructureError", "Interval", "Learner", "Release",
+    "RewardArrived", "Sandbox", "SandboxProvider", "SandboxSpec", "Schedule", "StepStats",
+    "Submission", "Task", "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn",
+    "TurnFinished", "UsageError", "Verdict", "VersionSpan",
+]  # fmt: skip
+
+T = TypeVar("T")
+Release = Literal["batch", "group", "reward", "submit", "turn", "auto"]
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """Generated tokens [start, end) of a trajectory came from learner version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass
+class Turn:
+    """One action and the observation it caused; token offsets into the trajectory, times in
+    seconds on the run's clock. `exec_s` is the tool call alone."""
+
+    action_start: int
+    action_end: int
+    started_s: float
+    generated_s: float
+    finished_s: float = 0.0
+    exec_s: float = 0.0
+    exit_code: int | None = None
+    timed_out: bool = False
+
+
+EndReason = Literal["submit", "turn_limit", "token_limit", "context_limit", "time_limit"]
+
+
+@dataclass
+class Trajectory:
+    """One agent's life on one task: exactly the tokens that the engine saw and made.
+
+    `tokens_T`, `action_mask_T` (1 on generated tokens) and `behaviour_logprobs_T` (0 elsewhere) have
+    the same length. `reward` is None until the verdict; `infrastructure_error` is the kind of the
+    failure that lost it (then reward stays None).
+    """
+
+    trajectory_id: str
+    task_id: str
+    difficulty: str
+    group: int
+    index: int
+    seed: int
+    attempt: int = 0
+    tokens_T: list[int] = field(default_factory=list)
+    action_mask_T: list[int] = field(default_factory=list)
+    behaviour_logprobs_T: list[float] = field(default_factory=list)
+    version_spans: list[VersionSpan] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    reward: float | None = None
+    end: EndReason | None = None
+    infrastructure_error: str | None = None
+    report: Mapping[str, Any] = field(default_factory=dict)
+    started_s: float = 0.0
+    sandbox_start_s: float = 0.0
+    finished_s: float = 0.0
+    reward_s: float = 0.0
+    verify_s: float = 0.0
+
+    @property
+    def action_tokens(self) -> int:
+        """|o_i|: the number of generated tokens."""
+        return sum(self.action_mask_T)
+
+
+@dataclass
+class Group:
+    """The trajectories of one task in one batch. `trajectories` holds the survivors, in index order;
+    a group whose retry limit was exhausted is `dropped` whole, by every schedule alike."""
+
+    group: int
+    task_id: str
+    difficulty: str
+    trajectories: list[Trajectory] = field(default_factory=list)
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class TurnFinished:
+    trajectory: Trajectory
+    turn: int
+
+
+@dataclass(frozen=True)
+class TrajectoryFinished:
+    """The tokens are fixed; the verifier may still run."""
+
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True)
+class RewardArrived:
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True)
+class GroupClosed:
+    """Every trajectory of the group has its reward, or the group is dropped."""
+
+    group: Group
+
+
+@dataclass(frozen=True)
+class TrajectoryLost:
+    """An infrastructure failure; `final` when it will not be tried again."""
+
+    trajectory: Trajectory
+    kind: str
+    final: bool
+
+
+Event = TurnFinished | TrajectoryFinished | RewardArrived | GroupClosed | TrajectoryLost
+
+
+class Batch(Protocol):
+    """One update's rollouts, under way: K groups at fixed weights, and their events in order."""
+
+    index: int
+    version: int
+    groups: Sequence[Group]
+
+    async def next(self) -> Event | None:
+        """The next event; None once every group is closed and every event was handed over."""
+        ...
+
+    def ready(self) -> list[Event]:
+        """Every event already sequenced, without waiting."""
+        ...
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A request to the engine. `prompt_T` is the whole context; the engine reuses the keys and values
+    that session `session` already holds for a common prefix. Sampling is a pure function of
+    (seed, number of tokens generated so far in the session, logits), so that arrival order and
+    neighbours in the batch do not change what is sampled. `forced_T` replays recorded tokens."""
+
+    session: str
+    prompt_T: Sequence[int]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    stop_tokens: tuple[int, ...]
+    forced_T: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Generated tokens (the stop token included), log-probabilities at the sampling temperature and
+    the learner versions that made them (spans relative to the first generated token)."""
+
+    tokens_T: list[int]
+    logprobs_T: list[float]
+    version_spans: list[VersionSpan]
+    finish: Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A resource was busy from start_s to end_s (seconds of the system's monotonic clock)."""
+
+    resource: str
+    name: str
+    start_s: float
+    end_s: float
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Where tokens come from."""
+
+    async def generate(self, request: Generation) -> Completion: ...
+
+    async def release(self, session: str) -> None:
+        """Forget a session's keys and values."""
+        ...
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """Load weights between tokens; keys and values of older weights are not reused."""
+        ...
+
+    async def drain_intervals(self) -> list[Interval]:
+        """Busy intervals since the last call."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One optimizer step. `gradient_norm` is before clipping, after the normaliser."""
+
+    version: int
+    gradient_norm: float
+    clipped: bool
+    learning_rate: float
+    tokens_trained: int
+    ledger_buffers_peak: int
+    ledger_bytes_peak: int
+
+
+@dataclass(frozen=True)
+class FoldSpec:
+    """A closed group's coefficients: trajectory id -> (reward, advantage), survivors only."""
+
+    group: int
+    coefficients: Mapping[str, tuple[float, float]]
+
+
+class Learner(Protocol):
+    """The few verbs that all schedules need. Gradients never leave the learner's processes."""
+
+    async def accumulate(
+        self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
+    ) -> None:
+        """Add coefficient x score gradient of each trajectory to the update's total."""
+        ...
+
+    async def capture(self, trajectories: Sequence[Trajectory]) -> None:
+        """Compute score gradients into the ledger. With its reward known a trajectory is committed at
+        once; otherwise it stays pending until `commit`."""
+        ...
+
+    async def commit(self, trajectory_id: str, reward: float) -> None: ...
+
+    async def discard(self, trajectory_ids: Sequence[str]) -> None:
+        """Throw pending captures away whole. Committed ones are final."""
+        ...
+
+    async def fold(self, spec: FoldSpec) -> None:
+        """Turn a closed group's ledger into its policy-gradient contribution, and free the ledger."""
+        ...
+
+    async def drop(self, group: int) -> None:
+        """Free a group's ledger without folding it (dropped, or all advantages are zero)."""
+        ...
+
+    async def step(self, normaliser: float) -> StepStats:
+        """total / normaliser -> clip -> optimizer; the totals and ledgers must then be empty."""
+        ...
+
+    async def publish(self) -> tuple[str, int]:
+        """Write the weights; returns (path, version)."""
+        ...
+
+    async def save(self, path: str) -> None:
+        """Save a snapshot of the weights in the policy's own format."""
+        ...
+
+    async def drain_intervals(self) -> list[Interval]: ...
+
+    async def close(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Wall or virtual time, and the only way to run things side by side."""
+
+    kind: Literal["wall", "virtual"]
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> Awaitable[T]: ...
+
+    def semaphore(self, slots: int) -> AbstractAsyncContextManager[Any]: ...
+
+    def queue(self) -> Any:
+        """An unbounded first-in first-out queue with put_nowait, get, get_nowait, empty."""
+        ...
+
+
+class Run(Protocol):
+    """What a schedule is given: everything shared, nothing that is the schedule's own."""
+
+    learner: Learner
+
+    def batches(self) -> Any:
+        """Async iterator of batches until the budget ends; each starts with the newest published
+        weights. Asking for the next one closes the previous."""
+        ...
+
+    def advantages(self, group: Group) -> list[float]:
+        """One advantage per surviving trajectory, in the group's order; all zero if degenerate."""
+        ...
+
+    def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        """Pack trajectories, sorted by length, into backward passes of at most chunk_tokens."""
+        ...
+
+    def normaliser(self, batch: Batch) -> float:
+        """Z of math.md section 1: known when every group is closed."""
+        ...
+
+    async def finish_update(self, batch: Batch, stats: StepStats) -> None:
+        """Publish the weights to the engine and record the update."""
+        ...
+
+
+class Schedule(Protocol):
+    """One schedule: an async function over batches and their events. It awaits protocol verbs only."""
+
+    name: str
+    release: Release | None
+
+    async def run(self, run: Run) -> None: ...
+
+
+Verb = Callable[..., Awaitable[Any]]

@@ -1,0 +1,1 @@
+"""Tables, figures and reports from the artifacts that runs leave; imports nothing of the harness."""
