@@ -231,7 +231,6 @@ class StepStats:
     gradient_norm: float
     clipped: bool
     learning_rate: float
-    tokens_trained: int
     ledger_buffers_peak: int
     ledger_bytes_peak: int
 

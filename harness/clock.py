@@ -1,0 +1,34 @@
+"""Wall time behind the Clock protocol. Everything that takes time, or runs side by side, goes through it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+class WallClock:
+    """Seconds of the system's monotonic clock since `origin_s`; concurrency is asyncio's."""
+
+    kind: Literal["wall"] = "wall"
+
+    def __init__(self) -> None:
+        self.origin_s = time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() - self.origin_s
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        return asyncio.create_task(coroutine, name=name)
+
+    def semaphore(self, slots: int) -> asyncio.Semaphore:
+        return asyncio.Semaphore(slots)
+
+    def queue(self) -> asyncio.Queue[Any]:
+        return asyncio.Queue()

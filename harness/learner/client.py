@@ -1,0 +1,86 @@
+"""The Learner protocol over a worker process; torch-free, so the main process stays light."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.cluster.local import Worker
+from harness.protocols import FoldSpec, Interval, StepStats, Trajectory
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """The part of a trajectory that a learner needs: exactly the engine's tokens."""
+
+    trajectory_id: str
+    group: int
+    reward: float | None
+    tokens_T: list[int]
+    action_mask_T: list[int]
+
+
+def scored(trajectory: Trajectory) -> ScoredTokens:
+    return ScoredTokens(
+        trajectory_id=trajectory.trajectory_id,
+        group=trajectory.group,
+        reward=trajectory.reward,
+        tokens_T=trajectory.tokens_T,
+        action_mask_T=trajectory.action_mask_T,
+    )
+
+
+class TorchLearnerClient:
+    """Awaited verbs of harness.learner.torch_learner.TorchLearner in its own process."""
+
+    TARGET = "harness.learner.torch_learner:TorchLearner"
+
+    def __init__(
+        self, options: dict[str, Any], threads: int, affinity: Sequence[int] | None = None
+    ) -> None:
+        self._worker = Worker(
+            "learner/0", self.TARGET, options | {"threads": threads},
+            threads=threads, affinity=affinity,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        await self._worker.start()
+
+    async def accumulate(
+        self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
+    ) -> None:
+        await self._worker.call("accumulate", [scored(t) for t in trajectories], list(coefficients))
+
+    async def capture(self, trajectories: Sequence[Trajectory]) -> None:
+        await self._worker.call("capture", [scored(t) for t in trajectories])
+
+    async def commit(self, trajectory_id: str, reward: float) -> None:
+        await self._worker.call("commit", trajectory_id, reward)
+
+    async def discard(self, trajectory_ids: Sequence[str]) -> None:
+        await self._worker.call("discard", list(trajectory_ids))
+
+    async def fold(self, spec: FoldSpec) -> None:
+        await self._worker.call("fold", spec)
+
+    async def drop(self, group: int) -> None:
+        await self._worker.call("drop", group)
+
+    async def step(self, normaliser: float) -> StepStats:
+        return await self._worker.call("step", normaliser)
+
+    async def publish(self) -> tuple[str, int]:
+        return await self._worker.call("publish")
+
+    async def save(self, path: str) -> None:
+        await self._worker.call("save", path)
+
+    async def drain_intervals(self) -> list[Interval]:
+        return await self._worker.call("drain_intervals")
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    def kill(self) -> None:
+        self._worker.kill()

@@ -1,0 +1,220 @@
+"""The torch learner: forward, backward, ledger, optimizer step and publication, in its own process.
+
+`TorchLearner` is the service (plain synchronous methods, also used directly by the parity check);
+`TorchLearnerClient` is the Learner protocol over a worker process. Gradients never leave the service.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import log_softmax
+
+from harness.cluster.worker import load
+from harness.learner.client import ScoredTokens
+from harness.policy.load import load_for_training
+from harness.protocols import FoldSpec, Interval, StepStats
+
+Buffers = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW's settings; `gradient_clip` is the largest global norm of the normalised gradient."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    weight_decay: float
+    gradient_clip: float
+
+
+class TorchLearner:
+    """One rank. `ledger` names the ledger class by dotted path; `chunk_tokens` only bounds memory:
+    callers pack their own chunks."""
+
+    def __init__(
+        self,
+        policy: str,
+        optimizer: Optimizer,
+        ledger: str,
+        ledger_options: dict[str, Any],
+        publish_folder: str,
+        dtype: str = "float32",
+        temperature: float = 1.0,
+        threads: int = 1,
+    ) -> None:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(True)
+        self.model = load_for_training(Path(policy), getattr(torch, dtype))
+        self.model.train()
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            weight_decay=optimizer.weight_decay,
+        )
+        self._clip = optimizer.gradient_clip
+        options = dict(ledger_options)
+        storage = options.pop("dtype", dtype)
+        self._dtype = getattr(torch, storage)
+        self._ledger = load(ledger)(dtype=self._dtype if storage != dtype else None, **options)
+        self._total: Buffers | None = None
+        self._folder = Path(publish_folder)
+        self._temperature = temperature
+        self._intervals: list[Interval] = []
+        self.version = 0
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def _score(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> torch.Tensor:
+        """Sum over rows of coefficient x sum over action tokens of log pi. Right padding needs no
+        attention mask under causal attention; logits are made at action positions only."""
+        length = max(len(r.tokens_T) for r in rows)
+        tokens = torch.zeros(len(rows), length, dtype=torch.long)
+        mask = torch.zeros(len(rows), length, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row.tokens_T)] = torch.tensor(row.tokens_T)
+            mask[i, : len(row.tokens_T)] = torch.tensor(row.action_mask_T, dtype=torch.bool)
+        hidden = self.model.base_model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
+        predicts = mask[:, 1:]
+        logits = self.model.get_output_embeddings()(hidden[predicts])
+        targets = tokens[:, 1:][predicts]
+        logprobs = log_softmax(logits / self._temperature, -1).gather(1, targets[:, None])[:, 0]
+        weights = torch.tensor(coefficients, dtype=logprobs.dtype)
+        return (logprobs * weights[:, None].expand_as(predicts)[predicts]).sum()
+
+    def _gradients(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Buffers:
+        """A fresh gradient of the weighted score, given away to the caller."""
+        rows_with_actions = [(r, c) for r, c in zip(rows, coefficients, strict=True) if any(r.action_mask_T)]
+        for parameter in self._parameters:
+            parameter.grad = None
+        if rows_with_actions:
+            kept, weights = zip(*rows_with_actions, strict=True)
+            self._score(kept, weights).backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return gradients
+
+    def _add_to_total(self, gradients: Buffers) -> None:
+        if self._total is not None:
+            torch._foreach_add_(self._total, gradients)
+        else:
+            self._total = [g.to(self._dtype) for g in gradients]
+
+    def _busy(self, name: str, start_s: float, rows: Iterable[ScoredTokens] = (), **args: Any) -> None:
+        rows = list(rows)
+        if rows:
+            args["trajectories"] = [r.trajectory_id for r in rows]
+            args["groups"] = sorted({r.group for r in rows})
+            args["tokens"] = sum(len(r.tokens_T) for r in rows)
+        self._intervals.append(Interval("learner/0", name, start_s, time.monotonic(), args))
+
+    # -- the verbs ---------------------------------------------------------------------------------
+
+    def accumulate(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> None:
+        """Final-first (math.md section 2): one weighted backward straight into the total. A
+        coefficient of exactly 0 costs nothing."""
+        start_s = time.monotonic()
+        used = [(r, c) for r, c in zip(rows, coefficients, strict=True) if c != 0.0]
+        if not used:
+            return
+        kept, weights = zip(*used, strict=True)
+        self._add_to_total(self._gradients(kept, weights))
+        self._busy("accumulate", start_s, kept)
+
+    def capture(self, rows: Sequence[ScoredTokens]) -> None:
+        """Score gradients into the ledger: one backward per (group, reward), one per trajectory while
+        its reward is unknown."""
+        parts: dict[tuple[int, float | str], list[ScoredTokens]] = {}
+        for row in rows:
+            key = row.trajectory_id if row.reward is None else row.reward
+            parts.setdefault((row.group, key), []).append(row)
+        for (group, _), part in parts.items():
+            start_s = time.monotonic()
+            ids = [r.trajectory_id for r in part]
+            self._ledger.capture(group, ids, self._gradients(part, [1.0] * len(part)))
+            if part[0].reward is not None:
+                self._ledger.commit(ids, part[0].reward)
+            self._busy("capture", start_s, part)
+
+    def commit(self, trajectory_id: str, reward: float) -> None:
+        self._ledger.commit([trajectory_id], reward)
+
+    def discard(self, trajectory_ids: Sequence[str]) -> None:
+        self._ledger.discard(trajectory_ids)
+
+    def fold(self, spec: FoldSpec) -> None:
+        start_s = time.monotonic()
+        if self._total is None:
+            self._total = [torch.zeros_like(p, dtype=self._dtype) for p in self._parameters]
+        self._ledger.fold(spec.group, spec.coefficients, self._total)
+        self._busy("fold", start_s, groups=[spec.group])
+
+    def drop(self, group: int) -> None:
+        self._ledger.drop(group)
+
+    def update_direction(self, normaliser: float) -> Buffers:
+        """Delta of math.md section 1 (ascent), without a step; the total is kept."""
+        if self._total is None:
+            return [torch.zeros_like(p) for p in self._parameters]
+        return [t / normaliser for t in self._total]
+
+    def step(self, normaliser: float) -> StepStats:
+        """One AdamW step along the clipped direction. With nothing accumulated (every group
+        degenerate or dropped) weights and optimizer state stay as they are; the version counts on."""
+        start_s = time.monotonic()
+        self._ledger.end_of_update()
+        norm, clipped = 0.0, False
+        if self._total is not None:
+            for parameter, total in zip(self._parameters, self._total, strict=True):
+                parameter.grad = (total / -normaliser).to(parameter.dtype)
+            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._clip))
+            clipped = norm > self._clip
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            self._total = None
+        self.version += 1
+        stats = StepStats(
+            version=self.version,
+            gradient_norm=norm,
+            clipped=clipped,
+            learning_rate=self._optimizer.param_groups[0]["lr"],
+            ledger_buffers_peak=self._ledger.buffers_peak,
+            ledger_bytes_peak=self._ledger.bytes_peak,
+        )
+        self._ledger.reset_peaks()
+        self._busy("step", start_s)
+        return stats
+
+    def publish(self) -> tuple[str, int]:
+        """Write the weights for the engine, atomically; the previous file is removed."""
+        start_s = time.monotonic()
+        path = self._folder / f"weights-{self.version:06d}.safetensors"
+        save_file(self._named_weights(), path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+        for old in self._folder.glob("weights-*.safetensors"):
+            if old != path:
+                old.unlink()
+        self._busy("publish", start_s)
+        return str(path), self.version
+
+    def save(self, path: str) -> None:
+        """Weights alone, as one safetensors file (a snapshot at a budget mark)."""
+        save_file(self._named_weights(), path)
+
+    def _named_weights(self) -> dict[str, torch.Tensor]:
+        # named_parameters() lists a tied parameter once; the engine ties it again.
+        return {n: p.detach().contiguous() for n, p in self.model.named_parameters()}
+
+    def drain_intervals(self) -> list[Interval]:
+        drained, self._intervals = self._intervals, []
+        return drained
