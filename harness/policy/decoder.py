@@ -1,0 +1,268 @@
+"""A fast forward pass for Llama and Qwen3 decoders with a static slot cache of keys and values.
+
+Serving only; the learner uses transformers' own classes. At a million parameters the overhead of
+each tensor operation decides the speed, so one call of `Decoder.forward` advances every decoding
+slot by one token and feeds new prompts at the same time, in about fourteen operations a layer:
+query, key and value share one product, the gate and up projections another, rotary embedding is one
+complex multiplication, and the linear layers see decoded and prompt tokens as one flat list without
+padding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from harness.protocols import UsageError
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The fields of a Hugging Face config.json that decide the forward pass."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope_theta: float
+    qk_norm: bool
+    tied: bool
+    context: int
+
+    @staticmethod
+    def read(folder: Path) -> DecoderConfig:
+        """Raises UsageError for an architecture or option that is not computed here."""
+        path = folder / "config.json"
+        if not path.is_file():
+            raise UsageError(f"policy={folder}: no config.json there; give a Hugging Face folder")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        kind = raw.get("model_type")
+        if kind not in ("llama", "qwen3"):
+            raise UsageError(
+                f"policy={folder}: model_type={kind} is not served by engine=torch "
+                "(llama, qwen3); use engine=vllm"
+            )
+        rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        unsupported = {
+            "rope_type": rope_type if rope_type != "default" else None,
+            "attention_bias": raw.get("attention_bias") or None,
+            "mlp_bias": raw.get("mlp_bias") or None,
+            "use_sliding_window": raw.get("use_sliding_window") or None,
+            "hidden_act": raw["hidden_act"] if raw.get("hidden_act", "silu") != "silu" else None,
+        }
+        for key, value in unsupported.items():
+            if value is not None:
+                raise UsageError(
+                    f"policy={folder}: {key}={value} is not served by engine=torch; use engine=vllm"
+                )
+        heads = raw["num_attention_heads"]
+        return DecoderConfig(
+            vocab_size=raw["vocab_size"],
+            hidden_size=raw["hidden_size"],
+            layers=raw["num_hidden_layers"],
+            heads=heads,
+            kv_heads=raw.get("num_key_value_heads") or heads,
+            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+            norm_eps=raw["rms_norm_eps"],
+            rope_theta=rope.get("rope_theta", raw.get("rope_theta", 10000.0)),
+            qk_norm=kind == "qwen3",
+            tied=bool(raw.get("tie_word_embeddings", False)),
+            context=raw["max_position_embeddings"],
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prompt tokens [start, start + length) of the session in `slot`."""
+
+    slot: int
+    start: int
+    length: int
+
+
+class _Layer:
+    """One layer's weights, fused: `qkv` (q, k, v stacked), `gate_up` (gate, up stacked)."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], prefix: str, config: DecoderConfig):
+        def get(name: str) -> torch.Tensor:
+            return weights[f"{prefix}.{name}.weight"].float()
+
+        c = config
+        # Rotary halves (i, i + D/2) become neighbours, so that a pair is one complex number.
+        order = torch.arange(c.head_dim).view(2, -1).t().reshape(-1)
+
+        def paired(name: str, heads: int) -> torch.Tensor:
+            weight = get(name).view(heads, c.head_dim, -1)
+            return weight[:, order].reshape(heads * c.head_dim, -1)
+
+        self.qkv = torch.cat(
+            [
+                paired("self_attn.q_proj", c.heads),
+                paired("self_attn.k_proj", c.kv_heads),
+                get("self_attn.v_proj"),
+            ]
+        )
+        self.qk_norm = None
+        if c.qk_norm:
+            q, k = get("self_attn.q_norm")[order], get("self_attn.k_norm")[order]
+            self.qk_norm = torch.cat([q.expand(c.heads, -1), k.expand(c.kv_heads, -1)])
+        self.out_t = get("self_attn.o_proj").t().contiguous()
+        self.gate_up = torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")])
+        self.down_t = get("mlp.down_proj").t().contiguous()
+        self.input_norm = get("input_layernorm")
+        self.mlp_norm = get("post_attention_layernorm")
+
+
+class Decoder:
+    """Weights, and `slots` caches of `max_context` tokens each, in float32."""
+
+    def __init__(self, folder: str | Path, *, slots: int, max_context: int) -> None:
+        self.config = c = DecoderConfig.read(Path(folder))
+        if max_context > c.context:
+            raise UsageError(
+                f"max_context={max_context} exceeds the policy's "
+                f"max_position_embeddings={c.context}"
+            )
+        self.slots, self.max_context = slots, max_context
+        # One more column than tokens: slots that are not decoding write there and disturb nothing.
+        self._columns = max_context + 1
+        shape = (c.layers, 2, slots, c.kv_heads, self._columns, c.head_dim)
+        self._cache = torch.zeros(shape)
+        inverse = c.rope_theta ** -(torch.arange(0, c.head_dim, 2).float() / c.head_dim)
+        angles = torch.outer(torch.arange(self._columns).float(), inverse)
+        self._rope = torch.polar(torch.ones_like(angles), angles)[:, None]  # columns, 1, D/2
+        self._columns_range = torch.arange(self._columns)
+        self._heads_range = torch.arange(c.kv_heads) * self._columns
+        self.load(folder)
+
+    def load(self, path: str | Path) -> None:
+        """Take the weights of a safetensors file (or of a folder's model.safetensors)."""
+        file = Path(path)
+        if file.is_dir():
+            file = file / "model.safetensors"
+        if not file.is_file():
+            raise UsageError(f"weights={file}: no such safetensors file")
+        weights = load_file(file)
+        c = self.config
+        self._layers = [_Layer(weights, f"model.layers.{n}", c) for n in range(c.layers)]
+        self._embedding = weights["model.embed_tokens.weight"].float()
+        self._norm = weights["model.norm.weight"].float()
+        self._head = self._embedding if c.tied else weights["lm_head.weight"].float()
+
+    def forward(
+        self,
+        tokens_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        slots_N: torch.Tensor,
+        *,
+        decoding: int,
+        used: int,
+        chunks: Sequence[Chunk],
+    ) -> torch.Tensor:
+        """Hidden states (N, hidden) before the final norm; keys and values go into the cache.
+
+        The first `decoding` rows are slots 0 to decoding - 1, one token each, of which no more than
+        `used` columns hold keys; a row that should be idle has position `max_context`. The
+        remaining rows are the `chunks`, in order.
+        """
+        c = self.config
+        rows = tokens_N.shape[0]
+        qk_heads = c.heads + c.kv_heads
+        x = self._embedding[tokens_N]
+        rope = self._rope[positions_N]
+        cells = slots_N * (c.kv_heads * self._columns) + positions_N
+        cells = (cells[:, None] + self._heads_range).view(-1)
+        bias = self._decode_bias(positions_N[:decoding], used) if decoding else None
+        masks = [self._chunk_mask(chunk) for chunk in chunks]
+        for layer, (keys, values) in zip(self._layers, self._cache, strict=True):
+            h = F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.norm_eps)
+            qkv = F.linear(h, layer.qkv).view(rows, qk_heads + c.kv_heads, c.head_dim)
+            qk, v = qkv[:, :qk_heads], qkv[:, qk_heads:]
+            if layer.qk_norm is not None:
+                qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * layer.qk_norm
+            pairs = torch.view_as_complex(qk.reshape(rows, qk_heads, c.head_dim // 2, 2))
+            qk = torch.view_as_real(pairs * rope).view(rows, qk_heads, c.head_dim)
+            q, k = qk[:, : c.heads], qk[:, c.heads :]
+            keys.view(-1, c.head_dim).index_copy_(0, cells, k.reshape(-1, c.head_dim))
+            values.view(-1, c.head_dim).index_copy_(0, cells, v.reshape(-1, c.head_dim))
+            mixed = self._attend(q, keys, values, decoding, used, bias, chunks, masks)
+            x = torch.addmm(x, mixed, layer.out_t)
+            h = F.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.norm_eps)
+            gate, up = F.linear(h, layer.gate_up).chunk(2, dim=1)
+            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down_t)
+        return x
+
+    def logits(self, hidden_M: torch.Tensor) -> torch.Tensor:
+        """Logits (M, vocab) of hidden states from `forward`."""
+        c = self.config
+        return F.linear(F.rms_norm(hidden_M, (c.hidden_size,), self._norm, c.norm_eps), self._head)
+
+    def swap(self, a: int, b: int, columns: int) -> None:
+        """Exchange the first `columns` keys and values of two slots."""
+        first = self._cache[:, :, a, :, :columns]
+        second = self._cache[:, :, b, :, :columns]
+        kept = first.clone()
+        first.copy_(second)
+        second.copy_(kept)
+
+    def _decode_bias(self, positions_B: torch.Tensor, used: int) -> torch.Tensor:
+        """0 where a slot may look, -inf elsewhere: (slots x kv heads, 1, used)."""
+        hidden = self._columns_range[:used] > positions_B[:, None]
+        bias = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        heads = self.config.kv_heads
+        return bias[:, None].expand(-1, heads, -1).reshape(-1, 1, used)
+
+    def _chunk_mask(self, chunk: Chunk) -> torch.Tensor | None:
+        if chunk.start == 0:
+            return None  # plain causal
+        end = chunk.start + chunk.length
+        return self._columns_range[:end] <= self._columns_range[chunk.start : end, None]
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        decoding: int,
+        used: int,
+        bias: torch.Tensor | None,
+        chunks: Sequence[Chunk],
+        masks: Sequence[torch.Tensor | None],
+    ) -> torch.Tensor:
+        c = self.config
+        width = c.heads * c.head_dim
+        parts: list[torch.Tensor] = []
+        if bias is not None:
+            # Batched products beat scaled_dot_product_attention at one query per slot; the queries
+            # that share a key head are its rows.
+            group = c.heads // c.kv_heads
+            k = keys[:decoding].view(-1, self._columns, c.head_dim)[:, :used]
+            v = values[:decoding].view(-1, self._columns, c.head_dim)[:, :used]
+            query = q[:decoding].reshape(decoding * c.kv_heads, group, c.head_dim)
+            scores = torch.baddbmm(bias, query, k.transpose(1, 2), alpha=c.head_dim**-0.5)
+            parts.append(torch.bmm(torch.softmax(scores, -1), v).view(decoding, width))
+        row = decoding
+        for chunk, mask in zip(chunks, masks, strict=True):
+            end = chunk.start + chunk.length
+            mixed = F.scaled_dot_product_attention(
+                q[None, row : row + chunk.length].transpose(1, 2),
+                keys[None, chunk.slot, :, :end],
+                values[None, chunk.slot, :, :end],
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=c.heads != c.kv_heads,
+            )
+            parts.append(mixed.transpose(1, 2).reshape(chunk.length, width))
+            row += chunk.length
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
