@@ -138,6 +138,7 @@ class Environment(Protocol):
 
     name: str
     dataset: str
+    command_timeout_s: float
 
     def tasks(self, split: str) -> Sequence[Task]: ...
 

@@ -1,0 +1,117 @@
+"""Who acts in a rollout: the policy, or a script that validates an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.protocols import Engine, Environment, Generation, Task, Trajectory, VersionSpan
+
+
+@dataclass
+class RolloutConfig:
+    """`rollout`. Limits are per trajectory, `max_new_tokens` per turn; `retries` is how often an
+    infrastructure failure starts a trajectory (or its verification) again."""
+
+    group_size: int = 8
+    groups_per_batch: int = 8
+    max_turns: int = 10
+    max_new_tokens: int = 32
+    max_context_tokens: int = 640
+    temperature: float = 1.0
+    time_limit_s: float = 300.0
+    retries: int = 2
+
+
+class Chat(Protocol):
+    """A policy's chat template in tokens (harness.policy.tokenizer.ChatTokens)."""
+
+    stop_tokens: tuple[int, ...]
+
+    def first(self, message: str) -> list[int]: ...
+    def observation(self, text: str) -> list[int]: ...
+    def decode_action(self, tokens_T: Sequence[int]) -> str: ...
+
+
+class Agent(Protocol):
+    """Acts for one trajectory."""
+
+    async def act(self, trajectory: Trajectory, message: str) -> str | None:
+        """The assistant's text after reading `message`; None when a limit ended the trajectory, whose
+        `end` then says which."""
+        ...
+
+    async def close(self, trajectory: Trajectory) -> None: ...
+
+
+class PolicyAgent:
+    """The language model. Tokens go from the engine into the trajectory as they are: nothing is ever
+    decoded and encoded again."""
+
+    def __init__(
+        self, engine: Engine, chat: Chat, limits: RolloutConfig, temperature: float
+    ) -> None:
+        self._engine = engine
+        self._chat = chat
+        self._limits = limits
+        self._temperature = temperature
+
+    async def act(self, trajectory: Trajectory, message: str) -> str | None:
+        chat = self._chat
+        first = not trajectory.tokens_T
+        heard = chat.first(message) if first else chat.observation(message)
+        room = self._limits.max_context_tokens - len(trajectory.tokens_T) - len(heard)
+        if room < self._limits.max_new_tokens:
+            trajectory.end = "context_limit"
+            return None
+        _extend(trajectory, heard, [0.0] * len(heard), generated=False)
+        start = len(trajectory.tokens_T)
+        completion = await self._engine.generate(
+            Generation(
+                session=trajectory.trajectory_id,
+                prompt_T=list(trajectory.tokens_T),
+                max_new_tokens=self._limits.max_new_tokens,
+                temperature=self._temperature,
+                seed=trajectory.seed,
+                stop_tokens=chat.stop_tokens,
+            )
+        )
+        _extend(trajectory, completion.tokens_T, completion.logprobs_T, generated=True)
+        trajectory.version_spans += [
+            VersionSpan(s.version, start + s.start, start + s.end)
+            for s in completion.version_spans
+        ]
+        if completion.finish == "length":
+            trajectory.end = "token_limit"
+            return None
+        return chat.decode_action(completion.tokens_T)
+
+    async def close(self, trajectory: Trajectory) -> None:
+        await self._engine.release(trajectory.trajectory_id)
+
+
+class ScriptedAgent:
+    """Plays given commands, then submits: oracle (the gold solution) and nop (no command)."""
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        self._commands: Iterator[str] = iter(commands)
+
+    async def act(self, trajectory: Trajectory, message: str) -> str | None:
+        return next(self._commands, "submit")
+
+    async def close(self, trajectory: Trajectory) -> None:
+        """Nothing is held."""
+
+
+def scripted(name: str, environment: Environment, task: Task) -> ScriptedAgent:
+    """agent=oracle or agent=nop for one task."""
+    return ScriptedAgent(environment.oracle_commands(task) if name == "oracle" else ())
+
+
+def _extend(
+    trajectory: Trajectory, tokens: Sequence[int], logprobs: Sequence[float], generated: bool
+) -> None:
+    trajectory.tokens_T += tokens
+    trajectory.action_mask_T += [int(generated)] * len(tokens)
+    trajectory.behaviour_logprobs_T += logprobs

@@ -1,0 +1,254 @@
+"""The agent loop: prompt -> engine -> action -> sandbox -> observation, and its events.
+
+Rules that every schedule shares: only a submitted trajectory is verified, one that a limit ended has
+reward 0; an infrastructure failure is never a reward: verification is tried again on the same
+submission, a rollout starts again with the same seed, both at most `retries` times, and then the
+whole group is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from harness.agents import Agent, RolloutConfig
+from harness.batch import LiveBatch
+from harness.protocols import (
+    Clock,
+    Environment,
+    Event,
+    Group,
+    GroupClosed,
+    InfrastructureError,
+    Interval,
+    RewardArrived,
+    Sandbox,
+    SandboxProvider,
+    Submission,
+    Task,
+    Trajectory,
+    TrajectoryFinished,
+    TrajectoryLost,
+    Turn,
+    TurnFinished,
+)
+
+Emit = Callable[[Event], None]
+MakeAgent = Callable[[Task], Agent]
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed from named parts: the same parts give the same seed on every machine."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+class Slots:
+    """Names for sandboxes in the timeline: the lowest free number, so that tracks stay few."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._next += 1
+        return self._next - 1
+
+    def give(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
+
+
+class Rollouts:
+    """Runs trajectories of one environment; batches of groups for training, single ones for
+    evaluation. `intervals` collects what sandboxes and verifiers were busy with."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        make_agent: MakeAgent,
+        provider: SandboxProvider,
+        clock: Clock,
+        limits: RolloutConfig,
+        origin_s: float,
+    ) -> None:
+        self._environment = environment
+        self._make_agent = make_agent
+        self._provider = provider
+        self._clock = clock
+        self._limits = limits
+        self._origin_s = origin_s
+        self._slots = Slots()
+        self.intervals: list[Interval] = []
+        self.infrastructure_errors: Counter[str] = Counter()
+
+    def start(
+        self, index: int, version: int, tasks: Sequence[Task], seed: int, record: Emit
+    ) -> LiveBatch:
+        """Start one batch: a group of `group_size` trajectories per task. `record` sees every event
+        before the schedule does."""
+        first = index * len(tasks)
+        groups = [
+            Group(first + k, task.task_id, task.difficulty) for k, task in enumerate(tasks)
+        ]
+        batch = LiveBatch(index, version, groups, self._clock)
+
+        def emit(event: Event) -> None:
+            record(event)
+            batch.emit(event)
+
+        for group, task in zip(groups, tasks, strict=True):
+            self._clock.spawn(self._group(batch, emit, group, task, seed), f"group-{group.group}")
+        return batch
+
+    async def _group(
+        self, batch: LiveBatch, emit: Emit, group: Group, task: Task, seed: int
+    ) -> None:
+        lives = [
+            self._clock.spawn(
+                self.run(task, group.group, i, derive_seed(seed, group.group, i), emit),
+                f"trajectory-{group.group}-{i}",
+            )
+            for i in range(self._limits.group_size)
+        ]
+        try:
+            ended = [await life for life in lives]
+        except Exception as error:  # a defect, not an infrastructure failure: it must end the run
+            batch.fail(error)
+            return
+        group.dropped = any(t is None for t in ended)
+        group.trajectories = [] if group.dropped else [t for t in ended if t is not None]
+        emit(GroupClosed(group))
+
+    async def run(
+        self, task: Task, group: int, index: int, seed: int, emit: Emit
+    ) -> Trajectory | None:
+        """One trajectory, tried again after infrastructure failures; None when lost for good."""
+        for attempt in range(self._limits.retries + 1):
+            suffix = f"-r{attempt}" if attempt else ""
+            trajectory = Trajectory(
+                trajectory_id=f"{group}-{index}{suffix}",
+                task_id=task.task_id,
+                difficulty=task.difficulty,
+                group=group,
+                index=index,
+                seed=seed,
+                attempt=attempt,
+            )
+            try:
+                await self._live(task, trajectory, emit)
+                return trajectory
+            except InfrastructureError as error:
+                trajectory.infrastructure_error = error.kind
+                self.infrastructure_errors[error.kind] += 1
+                emit(TrajectoryLost(trajectory, error.kind, attempt == self._limits.retries))
+        return None
+
+    async def _live(self, task: Task, trajectory: Trajectory, emit: Emit) -> None:
+        clock, environment = self._clock, self._environment
+        agent = self._make_agent(task)
+        slot = self._slots.take()
+        sandbox: Sandbox | None = None
+        trajectory.started_s = clock.now()
+        try:
+            try:
+                sandbox = await self._provider.start(environment.sandbox_spec(task))
+                await environment.prepare(task, sandbox)
+                trajectory.sandbox_start_s = clock.now() - trajectory.started_s
+                self._busy(slot, "start", trajectory.started_s, trajectory)
+                await self._turns(task, trajectory, agent, sandbox, slot, emit)
+            finally:
+                await agent.close(trajectory)
+            trajectory.finished_s = clock.now()
+            emit(TrajectoryFinished(trajectory))
+            if trajectory.end != "submit":
+                trajectory.reward, trajectory.report = 0.0, {"submitted": False}
+            else:
+                submission = await environment.collect(task, sandbox)
+                if submission.sandbox is None:
+                    await sandbox.stop()
+                await self._verify(task, trajectory, submission, slot)
+        finally:
+            if sandbox is not None:
+                await sandbox.stop()
+            self._slots.give(slot)
+        trajectory.reward_s = clock.now()
+        emit(RewardArrived(trajectory))
+
+    async def _turns(
+        self,
+        task: Task,
+        trajectory: Trajectory,
+        agent: Agent,
+        sandbox: Sandbox,
+        slot: int,
+        emit: Emit,
+    ) -> None:
+        """Act and observe until submit or a limit; sets `trajectory.end`."""
+        clock, environment = self._clock, self._environment
+        message = environment.first_message(task)
+        while trajectory.end is None:
+            started_s = clock.now()
+            if started_s - trajectory.started_s > self._limits.time_limit_s:
+                trajectory.end = "time_limit"
+                return
+            before = len(trajectory.tokens_T)
+            text = await agent.act(trajectory, message)
+            if len(trajectory.tokens_T) == before and trajectory.end is not None:
+                return  # the context was full: no turn was taken
+            turn = Turn(_action_start(trajectory), len(trajectory.tokens_T), started_s, clock.now())
+            trajectory.turns.append(turn)
+            command = environment.action(text) if text is not None else None
+            if text is not None and command is None:
+                trajectory.end = "submit"
+            elif command is not None:
+                exec_started_s = clock.now()
+                result = await sandbox.exec(command, timeout_s=environment.command_timeout_s)
+                turn.exec_s = clock.now() - exec_started_s
+                turn.exit_code, turn.timed_out = result.exit_code, result.timed_out
+                self._busy(slot, "exec", exec_started_s, trajectory)
+                message = environment.observation(result)
+            turn.finished_s = clock.now()
+            emit(TurnFinished(trajectory, len(trajectory.turns) - 1))
+            if trajectory.end is None and len(trajectory.turns) >= self._limits.max_turns:
+                trajectory.end = "turn_limit"
+
+    async def _verify(
+        self, task: Task, trajectory: Trajectory, submission: Submission, slot: int
+    ) -> None:
+        """Judge the same submission, again after an infrastructure failure."""
+        started_s = self._clock.now()
+        for attempt in range(self._limits.retries + 1):
+            try:
+                verdict = await self._environment.verify(task, submission, self._provider)
+                break
+            except InfrastructureError as error:
+                self.infrastructure_errors[error.kind] += 1
+                if attempt == self._limits.retries:
+                    raise
+        trajectory.verify_s = self._clock.now() - started_s
+        self._busy(slot, "verify", started_s, trajectory)
+        if not math.isfinite(verdict.reward):
+            raise InfrastructureError("parser", f"{task.task_id}: reward {verdict.reward}")
+        trajectory.reward, trajectory.report = verdict.reward, verdict.report
+
+    def _busy(self, slot: int, name: str, started_s: float, trajectory: Trajectory) -> None:
+        self.intervals.append(
+            Interval(
+                f"sandbox/{slot:02d}",
+                name,
+                self._origin_s + started_s,
+                self._origin_s + self._clock.now(),
+                {"trajectory": trajectory.trajectory_id, "group": trajectory.group},
+            )
+        )
+
+
+def _action_start(trajectory: Trajectory) -> int:
+    """Where the last action begins; scripted agents have no tokens."""
+    spans = trajectory.version_spans
+    return spans[-1].start if spans else 0
