@@ -1,0 +1,15 @@
+"""Registers the config dataclasses with Hydra; loaded by dotted path from harness.entry."""
+
+from __future__ import annotations
+
+from hydra.core.config_store import ConfigStore
+
+from environments.swebench.config import SweBenchConfig
+from harness.config import Config
+
+
+def register() -> None:
+    """Idempotent. `schema/...` nodes are what the YAML files of a group are checked against."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    store.store(group="schema/env", name="swebench", node=SweBenchConfig)

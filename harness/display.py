@@ -1,0 +1,153 @@
+"""Progress on standard error and the closing table. Plain ASCII text, so that any console takes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.box import ASCII
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from harness.statistics import binomial_standard_error
+
+_COLUMNS = (
+    ("update", "update", "{:.0f}"),
+    ("spent", "budget/spent", "{:.4g}"),
+    ("reward", "reward/mean", "{:.3f}"),
+    ("solved", "accuracy/train", "{:.1%}"),
+    ("idle learner", "idle/learner", "{:.0%}"),
+    ("s/update", "time/update_s", "{:.2f}"),
+)
+
+
+def _console(stream: TextIO) -> Console:
+    terminal = stream.isatty()
+    return Console(
+        file=stream, force_terminal=terminal, width=None if terminal else 80, highlight=False,
+        markup=False, emoji=False, soft_wrap=not terminal,
+    )  # fmt: skip
+
+
+def _text(value: Any, form: str) -> str:
+    return form.format(value) if isinstance(value, int | float) else "-"
+
+
+def printable(text: str, stream: TextIO) -> str:
+    """The text in what the stream can encode, with ? for the rest."""
+    encoding = stream.encoding or "ascii"
+    return text.encode(encoding, errors="replace").decode(encoding)
+
+
+class Display:
+    """A live panel on a terminal, one line per phase and update elsewhere.
+
+    `update` takes the row that updates.csv gets; what it lacks is shown as '-'.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._console = _console(stream)
+        self._live: Live | None = None
+        self._phase, self._row = "setup", {}
+        self._budget = ""
+        self._began_s = time.monotonic()
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._panel, console=self._console, refresh_per_second=2,
+                transient=True, redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._live.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def note(self, text: str) -> None:
+        """One line that stays, such as which sandbox was taken and why."""
+        self._console.print(printable(text, self._stream))
+
+    def budget(self, kind: str, limit: float) -> None:
+        self._budget = f"/{limit:g} {kind}"
+
+    def phase(self, name: str) -> None:
+        """What the run is doing: setup, evaluation, training, closing."""
+        self._phase = name
+        if self._live is None:
+            self.note(f"[{self._elapsed()}] {name}")
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """An optimizer step is done."""
+        self._row = dict(row)
+        if self._live is None:
+            parts = (f"{title} {_text(row.get(key), form)}" for title, key, form in _COLUMNS)
+            self.note(f"[{self._elapsed()}] {', '.join(parts)}")
+
+    def _elapsed(self) -> str:
+        minutes, seconds = divmod(int(time.monotonic() - self._began_s), 60)
+        return f"{minutes:02d}:{seconds:02d}"
+
+    def _panel(self) -> Table:
+        table = Table(box=ASCII, title=f"{self._phase}  {self._elapsed()}", title_justify="left")
+        for title, key, _ in _COLUMNS:
+            heading = f"spent{self._budget}" if key == "budget/spent" else title
+            table.add_column(heading, justify="right")
+        table.add_row(*(_text(self._row.get(key), form) for _, key, form in _COLUMNS))
+        return table
+
+
+def _solve_rate(accuracy: Mapping[str, Any], name: str) -> str:
+    rate, samples = accuracy[name], accuracy["tasks"] * accuracy["samples_per_task"]
+    if rate is None or not samples:
+        return "-"
+    error = accuracy.get(f"{name}_standard_error")
+    if error is None:
+        error = binomial_standard_error(rate, samples)
+    return f"{rate:.1%} +- {error:.1%}"
+
+
+def closing_table(summary: Mapping[str, Any]) -> Table:
+    """What a person wants to know at the end of a run; fits 80 columns."""
+    time_s, idle, accuracy = summary["time"], summary["idle"], summary["accuracy"]
+    boxes, errors = summary["sandboxes"], summary["infrastructure_errors"]
+    release = f" release={summary['release']}" if summary["release"] else ""
+    title = f"{summary['schedule']}{release} on {summary['env']}/{summary['dataset']}"
+    table = Table(box=ASCII, title=f"{title}: {summary['status']}", show_header=False)
+    rows = (
+        ("held-out solve rate", f"{_solve_rate(accuracy, 'initial')} before -> "
+         f"{_solve_rate(accuracy, 'final')} after"),
+        ("evaluated on", f"{accuracy['tasks']} tasks x {accuracy['samples_per_task']}"),
+        ("updates", f"{summary['updates']} ({_text(time_s['per_update_s'], '{:.2f}')} s each, "
+         f"tail {_text(time_s['tail_s'], '{:.2f}')} s)"),
+        ("budget", f"{summary['budget']['spent']:g} of {summary['budget']['limit']:g} "
+         f"{summary['budget']['kind']}"),
+        ("idle", f"learner {_text(idle['learner'], '{:.0%}')}, "
+         f"engine {_text(idle['engine'], '{:.0%}')}"),
+        ("trajectories", f"{summary['trajectories']}, lost {summary['trajectories_lost']}"),
+        ("sandboxes", f"{summary['sandbox']}: {boxes['created']} created, {boxes['removed']} "
+         f"removed, {boxes['leaked']} leaked"),
+        ("infrastructure errors", ", ".join(f"{k} {n}" for k, n in errors.items()) or "none"),
+        ("time", ", ".join(
+            f"{label} {_text(time_s[key], '{:.1f}')} s" for label, key in (
+                ("total", "total_s"), ("setup", "setup_s"), ("evaluation", "evaluation_s"),
+                ("engine busy", "engine_busy_s"), ("learner busy", "learner_busy_s"))
+        )),
+        ("what ran", f"{summary['clock']} clock, {summary['engine']} engine, "
+         f"{summary['hardware']}"),
+    )  # fmt: skip
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def print_closing_table(summary: Mapping[str, Any], path: Path, stream: TextIO) -> None:
+    console = _console(stream)
+    console.print(closing_table(summary))
+    console.print(printable(str(path), stream))

@@ -1,0 +1,84 @@
+"""Around Hydra's main: exit codes, one line for a mistake, the closing line or table.
+
+Exit codes: 0 finished; 2 a configuration or usage error; 1 any other failure; 130 and 143 after a
+signal and its clean-up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.interrupt import Interrupted, signals_raise
+from harness.protocols import UsageError
+
+
+def fail(line: str) -> None:
+    """One line on standard error, whatever the console can encode."""
+    encoding = sys.stderr.encoding or "ascii"
+    text = line.encode(encoding, errors="backslashreplace").decode(encoding)
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
+def main(task: Callable[[Any], None], config_name: str, close: Callable[[bool], None]) -> int:
+    """Run `task` under Hydra with this process's arguments; `close(sweep)` prints the end.
+
+    `task` raises UsageError for 2 and `harness.job.JobFailed` for 1; `close` is called once jobs began.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from harness import composition, job, multirun
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
+    code = 0
+    with signals_raise():
+        try:
+            _hydra(task, config_name)
+        except Interrupted as interrupted:
+            code = interrupted.exit_code
+            fail(f"interrupted by signal {interrupted.signum}")
+        except UsageError as error:
+            code = 2
+            fail(str(error))
+        except job.JobFailed as error:
+            code = 1
+            fail(str(error))
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            code = 2
+            fail(composition.explain(error))
+    sweep = multirun.current()
+    if sweep is not None:
+        sweep.close({0: "finished", 130: "interrupted", 143: "interrupted"}.get(code, "failed"))
+    if sweep is not None or job.folders:
+        close(sweep is not None)
+    return code
+
+
+def _hydra(task: Callable[[Any], None], config_name: str) -> None:
+    import hydra
+
+    from harness import composition
+    from harness.validation import validate
+
+    composition.register()
+    arguments = sys.argv[1:]
+    if not any(argument.startswith("-") for argument in arguments):
+        # A single run is checked before Hydra makes its folder.
+        validate(composition.compose(arguments, config_name))
+    hydra.main("pkg://configs", config_name, version_base="1.3")(task)()
+
+
+def closing_line(value: Any) -> None:
+    """The last line of standard output: one JSON value."""
+    print(json.dumps(value, allow_nan=False), flush=True)
+
+
+def load_summaries(folders: Sequence[Path]) -> list[tuple[Path, dict[str, Any]]]:
+    """(path, content) of the summaries that there are, in the folders' order."""
+    paths = [folder / "summary.json" for folder in folders]
+    return [(path, json.loads(path.read_text())) for path in paths if path.exists()]

@@ -1,0 +1,62 @@
+"""What machine this is, in words and in a record. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """The processor's name, or its architecture where the system does not tell."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(errors="replace"), re.M)
+        if match:
+            return " ".join(match.group(1).replace("(R)", "").replace("(TM)", "").split())
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def gpus() -> tuple[str, ...]:
+    """The names that nvidia-smi gives; none where there is no such tool."""
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in found.stdout.splitlines() if line.strip())
+
+
+def hardware_label() -> str:
+    """One label for a table row: where the work ran. This version computes on the CPU."""
+    return f"cpu, {cores()} cores, {cpu_model()}"
+
+
+def memory_bytes() -> int:
+    import psutil
+
+    return psutil.virtual_memory().total
+
+
+def describe() -> dict[str, Any]:
+    return {
+        "label": hardware_label(),
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "memory_bytes": memory_bytes(),
+        "gpus": list(gpus()),
+        "system": platform.platform(),
+        "host": platform.node(),
+    }

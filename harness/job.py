@@ -1,0 +1,66 @@
+"""One job of `harness.run`: config in, a run's folder with a summary out, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from harness import composition
+from harness.config import Config
+from harness.interrupt import Interrupted
+from harness.protocols import InfrastructureError, UsageError
+from harness.validation import validate
+
+log = logging.getLogger(__name__)
+
+EXECUTE = "harness.experiment:execute"
+folders: list[Path] = []  # this process's jobs, in order
+
+
+class JobFailed(RuntimeError):
+    """A job that ended in an error, in words alone: it can be sent between a sweep's processes."""
+
+
+def run(node: DictConfig) -> None:
+    """Run one job. Raises UsageError (alone, not in a sweep), Interrupted or JobFailed."""
+    alone = HydraConfig.get().mode != RunMode.MULTIRUN
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    folders.append(folder)
+    config = composition.build(node)
+    try:
+        validate(config)
+        _execute(config, folder)
+    except Interrupted:
+        _leave_summary(config, folder, "interrupted")
+        raise
+    except (UsageError, InfrastructureError) as error:
+        _leave_summary(config, folder, "failed")
+        if alone and isinstance(error, UsageError):
+            raise
+        raise JobFailed(str(error)) from None
+    except Exception as error:
+        # The one place where every error of a run ends: it is logged whole and the sweep goes on.
+        log.exception("the run failed; its folder is %s", folder)
+        _leave_summary(config, folder, "failed")
+        raise JobFailed(f"{type(error).__name__}: {error}") from None
+
+
+def _execute(config: Config, folder: Path) -> dict[str, Any]:
+    from harness.cluster.worker import load
+    from harness.display import Display
+
+    with Display(sys.stderr) as display:
+        return load(EXECUTE)(config, folder, display)
+
+
+def _leave_summary(config: Config, folder: Path, status: str) -> None:
+    from harness.records import Records, blank_summary
+
+    if not (folder / "summary.json").exists():
+        Records(folder).summary(blank_summary(config) | {"status": status})

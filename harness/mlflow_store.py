@@ -1,0 +1,118 @@
+"""The MLflow store through its client: no global state, no network of its own, no git.
+
+A run that was killed outright stays RUNNING in the store; whoever opens the store next on the same
+machine sees that its process is gone and marks it KILLED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.config import TrackingConfig
+
+_HOST, _PID, _BORN = "harness.host", "harness.pid", "harness.process_started"
+
+
+def _host() -> str:
+    """The machine and its boot: a process id means something only within both."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"
+
+
+def describe_process() -> dict[str, str]:
+    """Tags that tell later whether the process that owns a run is still there."""
+    import psutil
+
+    process = psutil.Process()
+    return {_HOST: _host(), _PID: str(process.pid), _BORN: f"{process.create_time():.2f}"}
+
+
+def owner_is_gone(tags: Mapping[str, str]) -> bool:
+    """Whether the process behind these tags has ended. False for other machines: unknown is not
+    gone, except for this machine before its last boot."""
+    import psutil
+
+    host = tags.get(_HOST, "")
+    if host.split("/")[0] != platform.node() or _PID not in tags:
+        return False
+    if host != _host():
+        return True
+    try:
+        return f"{psutil.Process(int(tags[_PID])).create_time():.2f}" != tags[_BORN]
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time: a fresh SQLite store crashes when two migrate it side by side."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".mlflow.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class Store:
+    """An open store and its experiment. Opening marks dead runs KILLED."""
+
+    def __init__(self, tracking: TrackingConfig) -> None:
+        os.environ.pop("MLFLOW_RUN_ID", None)  # inherited, it would name somebody else's run
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+        uri = tracking.uri or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+        local = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+        with _alone(local.parent) if local else contextlib.nullcontext():
+            import logging
+
+            logging.getLogger("alembic").setLevel(logging.WARNING)
+            from mlflow import MlflowClient
+
+            self._client = MlflowClient(tracking_uri=uri)
+            artifacts = (local.parent / "mlartifacts").absolute().as_uri() if local else None
+            found = self._client.get_experiment_by_name(tracking.experiment)
+            self._experiment = (
+                found.experiment_id
+                if found
+                else self._client.create_experiment(tracking.experiment, artifacts)
+            )
+            self._take_over()
+
+    def _take_over(self) -> None:
+        for run in self._client.search_runs(
+            [e.experiment_id for e in self._client.search_experiments()],
+            "attributes.status = 'RUNNING'",
+        ):
+            if owner_is_gone(run.data.tags):
+                self.end(run.info.run_id, "KILLED", "interrupted")
+
+    def start(self, name: str, tags: dict[str, str]) -> str:
+        """A new run's id."""
+        return self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
+
+    def params(self, run_id: str, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        self._client.log_batch(run_id, params=[Param(k, v[:6000]) for k, v in params.items()])
+
+    def metrics(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Of two values at one step the later one is the latest."""
+        from mlflow.entities import Metric
+
+        now_ms = time.time_ns() // 1_000_000
+        batch: list[Any] = [Metric(k, v, now_ms, step) for k, v in metrics.items()]
+        self._client.log_batch(run_id, metrics=batch)
+
+    def artifacts(self, run_id: str, folder: Path) -> None:
+        self._client.log_artifacts(run_id, str(folder))
+
+    def end(self, run_id: str, status: str, tag: str) -> None:
+        self._client.set_tag(run_id, "status", tag)
+        self._client.set_terminated(run_id, status)

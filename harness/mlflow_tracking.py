@@ -1,0 +1,120 @@
+"""MLflow: one experiment, one run per job, children of a multirun's parent; SQLite by default.
+
+All of MLflow lives in one thread of its own: importing it takes seconds, logging milliseconds, and
+neither may delay an update.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.config import Config, flatten
+from harness.mlflow_store import Store, describe_process
+from harness.protocols import UsageError
+
+PARENT = "HARNESS_MLFLOW_PARENT"  # a multirun hands its run id to its jobs' processes
+_STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+
+
+def numbers(value: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The finite numbers of a nested mapping, under `group/name` keys."""
+    found: dict[str, float] = {}
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            found |= numbers(inner, f"{prefix}{key}/")
+        elif (
+            isinstance(inner, int | float) and not isinstance(inner, bool) and math.isfinite(inner)
+        ):
+            found[f"{prefix}{key}"] = float(inner)
+    return found
+
+
+def _tags(config: Config) -> dict[str, str]:
+    return {
+        "schedule": config.schedule.name,
+        "release": str(config.schedule.release),
+        "env": config.env.name,
+        "clock": config.clock.kind,
+        "seed": str(config.seed),
+        "status": "running",
+    }
+
+
+class MlflowTracker:
+    """One job's run. Errors of the thread come out of `ready` and `close` as UsageError."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        self._config, self._name = config, name
+        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._open = threading.Event()
+        self._error: Exception | None = None
+        self._last_step = 0
+        self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
+        self._thread.start()
+
+    def ready(self) -> None:
+        self._open.wait()
+        if self._error is not None:
+            uri = self._config.tracking.uri or "the SQLite file mlflow.db"
+            raise UsageError(
+                f"tracking.uri={uri}: {self._error}; name another store, or take tracking=none"
+            ) from self._error
+
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._last_step = step
+        self._work.put(("metrics", step, numbers(metrics)))
+
+    def close(self, status: str, summary: Mapping[str, Any], folder: Path) -> None:
+        final = numbers(summary)
+        self._work.put(("close", status, final, folder))
+        self._thread.join()
+        self.ready()
+
+    def _serve(self) -> None:
+        try:
+            store = Store(self._config.tracking)
+            tags = _tags(self._config) | describe_process()
+            parent = os.environ.get(PARENT)
+            run_id = store.start(
+                self._name, tags | ({"mlflow.parentRunId": parent} if parent else {})
+            )
+            params = {key: str(value) for key, value in flatten(self._config)}
+            store.params(run_id, params)
+        except Exception as error:
+            self._error = error  # raised from ready() in the run's own thread
+            self._open.set()
+            return
+        self._open.set()
+        while True:
+            verb, *arguments = self._work.get()
+            try:
+                if verb == "metrics":
+                    store.metrics(run_id, *arguments)
+                    continue
+                status, final, folder = arguments
+                store.metrics(run_id, self._last_step, final)
+                store.artifacts(run_id, folder)
+                store.end(run_id, _STATUS[status], status)
+            except Exception as error:
+                self._error = error
+            if verb == "close":
+                return
+
+
+class ParentRun:
+    """A multirun's parent: made before the jobs, ended after them."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        self._store = Store(config.tracking)
+        self._run_id = self._store.start(name, {"multirun": "true"} | describe_process())
+        os.environ[PARENT] = self._run_id
+
+    def close(self, status: str) -> None:
+        os.environ.pop(PARENT, None)
+        self._store.end(self._run_id, _STATUS[status], status)

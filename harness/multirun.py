@@ -1,0 +1,48 @@
+"""What a multirun shares: its folder and its parent run, set up once before jobs run side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+_current: Multirun | None = None
+
+
+def current() -> Multirun | None:
+    """The multirun of this process; None for a single run and inside a sweep's worker process."""
+    return _current
+
+
+class Multirun(Callback):
+    """Hydra's callback. `folders` are the jobs' folders in order of their numbers."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._parent: Any = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        global _current
+        _current = self
+        self._folder = Path(config.hydra.sweep.dir).absolute()
+        from harness.composition import build
+        from harness.tracking import open_parent
+
+        self._parent = open_parent(build(config), self._folder.name)
+
+    @property
+    def folders(self) -> list[Path]:
+        if self._folder is None:
+            return []
+        jobs = [path for path in self._folder.iterdir() if path.is_dir()]
+        return sorted(
+            (path for path in jobs if path.name.split("_")[0].isdigit()),
+            key=lambda path: int(path.name.split("_")[0]),
+        )
+
+    def close(self, status: str) -> None:
+        """End the parent run as finished, interrupted or failed."""
+        if self._parent is not None:
+            self._parent.close(status)

@@ -1,0 +1,137 @@
+"""A run's folder: updates.csv, trajectories.jsonl, summary.json, manifest.json, timeline.json.
+
+Nothing is half-written: rows and lines are flushed whole, JSON files appear by renaming. A float that
+is not finite becomes null (an empty cell in updates.csv).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from harness.config import Config
+from harness.hardware import hardware_label
+from harness.protocols import Trajectory
+from harness.trajectory_lines import encode
+
+SCHEMA_PATH = Path(__file__).with_name("summary.schema.json")
+
+
+def finite(value: Any) -> Any:
+    """The same value with every float that is not finite as None, ready for JSON."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return finite(dataclasses.asdict(value))
+    return str(value) if isinstance(value, Path) else value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write beside the path, then rename: a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(finite(value), file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class Records:
+    """Writes one run's folder. Updates all have the columns of the first."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._updates: TextIO | None = None
+        self._trajectories: TextIO | None = None
+        self._writer: csv.DictWriter[str] | None = None
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """One optimizer step. Raises ValueError for a column that the first row had not."""
+        if self._writer is None or self._updates is None:
+            self._updates = (self.folder / "updates.csv").open("w", newline="", encoding="utf-8")
+            self._writer = csv.DictWriter(self._updates, list(row), lineterminator="\n")
+            self._writer.writeheader()
+        self._writer.writerow(finite(row))
+        self._updates.flush()
+
+    def trajectory(self, trajectory: Trajectory, **extra: Any) -> None:
+        """One trajectory, with its tokens; `extra` adds keys such as phase, update, advantage."""
+        if self._trajectories is None:
+            path = self.folder / "trajectories.jsonl"
+            self._trajectories = path.open("w", encoding="utf-8")
+        line = json.dumps(
+            finite(extra | encode(trajectory)), separators=(",", ":"), allow_nan=False
+        )
+        self._trajectories.write(line + "\n")
+        self._trajectories.flush()
+
+    def manifest(self, manifest: Mapping[str, Any]) -> None:
+        write_json(self.folder / "manifest.json", manifest)
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace summary.json; the shape is that of summary.schema.json."""
+        write_json(self.folder / "summary.json", summary)
+
+    def close(self) -> None:
+        for file in (self._updates, self._trajectories):
+            if file is not None:
+                file.close()
+        self._updates = self._trajectories = self._writer = None
+
+
+def blank_summary(config: Config) -> dict[str, Any]:
+    """A summary of a run in which nothing has happened yet: every key of the schema is there."""
+    times = (
+        "total_s", "setup_s", "evaluation_s", "parity_s", "per_update_s", "rollout_s", "tail_s",
+        "learner_busy_s", "engine_busy_s", "verify_s", "sandbox_start_s",
+    )  # fmt: skip
+    return {
+        "schema_version": 1,
+        "status": "failed",
+        "schedule": config.schedule.name,
+        "release": config.schedule.release,
+        "placement": config.schedule.placement,
+        "env": config.env.name,
+        "dataset": config.env.dataset,
+        "objective": config.objective.name,
+        "policy": config.policy.name,
+        "engine": config.engine.name,
+        "learner": config.learner.name,
+        "sandbox": config.sandbox.kind,
+        "clock": config.clock.kind,
+        "cluster": config.cluster.name,
+        "hardware": config.hardware.label or hardware_label(),
+        "seed": config.seed,
+        "budget": {"kind": config.budget.kind, "limit": config.budget.limit, "spent": 0},
+        "updates": 0,
+        "trajectories": 0,
+        "trajectories_lost": 0,
+        "tokens_generated": 0,
+        "tokens_trained": 0,
+        "time": dict.fromkeys(times),
+        "idle": {"learner": None, "engine": None},
+        "staleness": {"mean": None, "max": None},
+        "accuracy": {
+            "initial": None,
+            "final": None,
+            "tasks": 0,
+            "samples_per_task": config.evaluation.samples_per_task,
+        },
+        "overlap_efficiency": None,
+        "parity": None,
+        "ledger": None,
+        "sandboxes": {"created": 0, "removed": 0, "leaked": 0},
+        "infrastructure_errors": {},
+    }

@@ -1,0 +1,139 @@
+"""Busy intervals per resource: idle fractions, and a trace that opens in Perfetto.
+
+Times are seconds of the system's monotonic clock, which every process of the machine shares; the
+trace shows them from the run's origin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.protocols import Interval
+
+Window = tuple[float, float]
+
+
+def union(windows: Iterable[Window]) -> list[Window]:
+    """The same times as disjoint windows in order; empty windows vanish."""
+    merged: list[Window] = []
+    for start, end in sorted(window for window in windows if window[1] > window[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def overlap_s(left: Sequence[Window], right: Sequence[Window]) -> float:
+    """Seconds that two unions share."""
+    shared, i, j = 0.0, 0, 0
+    while i < len(left) and j < len(right):
+        shared += max(0.0, min(left[i][1], right[j][1]) - max(left[i][0], right[j][0]))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return shared
+
+
+class Timeline:
+    """What happened when. Resources are named `kind/number`, such as engine/0 or sandbox/03."""
+
+    def __init__(self, origin_s: float) -> None:
+        self.origin_s = origin_s
+        self.intervals: list[Interval] = []
+        self._instants: list[tuple[str, str, float, dict[str, Any]]] = []
+
+    def add(self, interval: Interval) -> None:
+        self.intervals.append(interval)
+
+    def extend(self, intervals: Iterable[Interval]) -> None:
+        self.intervals.extend(intervals)
+
+    @contextlib.contextmanager
+    def busy(self, resource: str, name: str, **args: Any) -> Iterator[None]:
+        """Mark the resource busy for the length of the block, however it ends."""
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(Interval(resource, name, start_s, time.monotonic(), args))
+
+    def instant(self, track: str, name: str, *, at_s: float | None = None, **args: Any) -> None:
+        """Something that took no time, such as a group's close."""
+        self._instants.append((track, name, time.monotonic() if at_s is None else at_s, args))
+
+    def resources(self, kind: str) -> list[str]:
+        """The names seen that start with `kind/`, sorted."""
+        return sorted({i.resource for i in self.intervals if i.resource.startswith(f"{kind}/")})
+
+    def busy_s(self, resources: Sequence[str], windows: Iterable[Window]) -> float:
+        """Busy seconds inside the windows, summed over the resources; overlaps count once each."""
+        inside = union(windows)
+        per_resource: dict[str, list[Window]] = defaultdict(list)
+        for interval in self.intervals:
+            per_resource[interval.resource].append((interval.start_s, interval.end_s))
+        return sum(
+            overlap_s(union(per_resource[name]), inside) for name in dict.fromkeys(resources)
+        )
+
+    def idle_fraction(self, resources: Sequence[str], windows: Iterable[Window]) -> float | None:
+        """1 - busy / available over the windows; None where there is nothing to be idle."""
+        inside = union(windows)
+        available_s = sum(end - start for start, end in inside) * len(set(resources))
+        if available_s <= 0:
+            return None
+        return min(1.0, max(0.0, 1.0 - self.busy_s(resources, inside) / available_s))
+
+    def write(self, path: Path) -> None:
+        """Chrome's trace format: one process per kind of resource, one named track per resource.
+        Timestamps are microseconds from the origin."""
+        tracks = [i.resource for i in self.intervals] + [track for track, *_ in self._instants]
+        ids = _track_ids(dict.fromkeys(tracks))
+        with path.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            file.write(",\n".join(map(_dump, self._events(ids))))
+            file.write("\n]}\n")
+
+    def _events(self, ids: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+        for kind, process in dict.fromkeys((t.split("/")[0], p) for t, (p, _) in ids.items()):
+            yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": kind}}
+        for track, (process, thread) in ids.items():
+            yield {
+                "ph": "M", "name": "thread_name", "pid": process, "tid": thread,
+                "args": {"name": track},
+            }  # fmt: skip
+        for i in self.intervals:
+            process, thread = ids[i.resource]
+            yield {
+                "ph": "X", "name": i.name, "pid": process, "tid": thread, "ts": self._us(i.start_s),
+                "dur": round((i.end_s - i.start_s) * 1e6, 3), "args": dict(i.args),
+            }  # fmt: skip
+        for track, name, at_s, args in self._instants:
+            process, thread = ids[track]
+            yield {
+                "ph": "i", "s": "t", "name": name, "pid": process, "tid": thread,
+                "ts": self._us(at_s), "args": args,
+            }  # fmt: skip
+
+    def _us(self, at_s: float) -> float:
+        return round((at_s - self.origin_s) * 1e6, 3)
+
+
+def _track_ids(tracks: Iterable[str]) -> dict[str, tuple[int, int]]:
+    ids: dict[str, tuple[int, int]] = {}
+    processes: dict[str, int] = {}
+    for thread, track in enumerate(sorted(tracks), start=1):
+        process = processes.setdefault(track.split("/")[0], len(processes) + 1)
+        ids[track] = (process, thread)
+    return ids
+
+
+def _dump(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"), default=str)

@@ -1,0 +1,163 @@
+"""The rules that types cannot say, checked before anything starts. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.config import Config
+from harness.protocols import UsageError
+
+_ADVANTAGES = "see the mathematics note, section 2"
+_CHOICES: dict[str, Sequence[str | None]] = {
+    "schedule.release": ("batch", "group", "reward"),
+    "schedule.placement": ("disaggregated",),
+    "env.name": ("swebench",),
+    "env.dataset": ("mini", "pypi"),
+    "agent.name": ("policy", "oracle", "nop"),
+    "objective.name": ("grpo",),
+    "policy.name": ("tiny",),
+    "engine.name": ("torch",),
+    "learner.name": ("torch",),
+    "learner.dtype": ("float32", "float64"),
+    "learner.reference": (None,),
+    "sandbox.kind": ("auto", "docker", "bubblewrap"),
+    "clock.kind": ("wall",),
+    "cluster.name": ("local",),
+    "budget.kind": ("updates", "trajectories", "tokens", "wall_clock_s", "device_s"),
+    "ledger.form": ("auto", "affine", "bucket"),
+    "ledger.dtype": ("float32", "float64"),
+    "ledger.storage": ("device", "host"),
+    "tracking.name": ("mlflow", "none"),
+}
+# key -> (lowest, highest, may the lowest itself be taken)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "schedule.engine_devices": (1, math.inf, True),
+    "schedule.learner_devices": (1, math.inf, True),
+    "schedule.learning_rate": (0, math.inf, True),
+    "schedule.chunk_tokens": (1, math.inf, True),
+    "objective.epsilon": (0, math.inf, True),
+    "rollout.groups_per_batch": (1, math.inf, True),
+    "rollout.max_turns": (1, math.inf, True),
+    "rollout.max_new_tokens": (1, math.inf, True),
+    "rollout.max_context_tokens": (2, math.inf, True),
+    "rollout.temperature": (0, math.inf, False),
+    "rollout.time_limit_s": (0, math.inf, False),
+    "rollout.retries": (0, math.inf, True),
+    "env.command_timeout_s": (0, math.inf, False),
+    "env.verify_timeout_s": (0, math.inf, False),
+    "engine.slots": (1, math.inf, True),
+    "learner.beta1": (0, 1, True),
+    "learner.beta2": (0, 1, True),
+    "learner.weight_decay": (0, math.inf, True),
+    "learner.gradient_clip": (0, math.inf, False),
+    "sandbox.max_parallel": (1, math.inf, True),
+    "sandbox.memory_mb": (16, math.inf, True),
+    "sandbox.cpus": (0, math.inf, False),
+    "sandbox.pids": (8, math.inf, True),
+    "sandbox.scratch_mb": (1, math.inf, True),
+    "budget.limit": (0, math.inf, False),
+    "evaluation.tasks": (1, math.inf, True),
+    "evaluation.samples_per_task": (1, math.inf, True),
+    "evaluation.temperature": (0, math.inf, True),
+    "ledger.max_open_groups": (1, math.inf, True),
+    "parity.every": (0, math.inf, True),
+    "seed": (0, 2**63 - 1, True),
+}
+_FILES = ("env.data_dir", "policy.path", "replay")
+_TARGETS = ("schedule.target", "ledger.target")
+
+
+def lookup(config: Any, key: str) -> Any:
+    """The value behind a dotted key."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def validate(config: Config) -> None:
+    """Raises UsageError, one line, for the first setting that cannot be run."""
+    for key, choices in _CHOICES.items():
+        _choice(key, lookup(config, key), choices)
+    for key, (low, high, closed) in _RANGES.items():
+        _range(key, lookup(config, key), low, high, closed)
+    if config.rollout.group_size < 2:
+        raise UsageError(
+            f"rollout.group_size={config.rollout.group_size}: a group of one has no advantage; "
+            f"take at least 2 ({_ADVANTAGES})"
+        )
+    if config.rollout.max_new_tokens >= config.rollout.max_context_tokens:
+        raise UsageError(
+            f"rollout.max_new_tokens={config.rollout.max_new_tokens}: leaves no room for a prompt; "
+            f"it must be below rollout.max_context_tokens={config.rollout.max_context_tokens}"
+        )
+    for key in ("max_staleness", "correction", "partial_rollout"):
+        value = getattr(config.schedule, key)
+        if value:
+            raise UsageError(
+                f"schedule.{key}={value}: schedule={config.schedule.name} trains on fresh "
+                "trajectories only; leave it unset"
+            )
+    for key in _FILES:
+        _exists(key, lookup(config, key))
+    for key in _TARGETS:
+        _importable(key, lookup(config, key))
+    if config.schedule.name == "sync" and config.schedule.release != "batch":
+        raise UsageError(
+            f"schedule.release={config.schedule.release}: schedule=sync releases batch; "
+            "take schedule=stream for the other rungs"
+        )
+
+
+def _choice(key: str, value: Any, choices: Sequence[str | None]) -> None:
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), [c for c in choices if c], n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        names = ", ".join("null" if c is None else c for c in choices)
+        raise UsageError(f"{key}={value}: not available; there is: {names}{hint}")
+
+
+def _range(key: str, value: float | None, low: float, high: float, closed: bool) -> None:
+    if value is None:
+        return
+    inside = (low <= value if closed else low < value) and value <= high and math.isfinite(value)
+    if not inside:
+        bound = f"{'at least' if closed else 'above'} {low:g}"
+        if high < math.inf:
+            bound += f" and at most {high:g}"
+        raise UsageError(f"{key}={value}: out of range; it must be {bound}")
+
+
+def _exists(key: str, value: str | None) -> None:
+    if value is not None and not Path(value).expanduser().exists():
+        raise UsageError(f"{key}={value}: no such file or folder (looked from {Path.cwd()})")
+
+
+def _importable(key: str, value: str) -> None:
+    module, _, name = value.partition(":")
+    try:
+        found = bool(name) and importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        raise UsageError(f"{key}={value}: cannot be imported; write package.module:Name")
+
+
+def keys(node: type | Any, prefix: str = "") -> list[str]:
+    """Every dotted key of a config dataclass (type or instance)."""
+    found: list[str] = []
+    for part in dataclasses.fields(node):
+        default = (
+            part.default_factory()
+            if part.default_factory is not dataclasses.MISSING
+            else part.default
+        )
+        found.append(f"{prefix}{part.name}")
+        if dataclasses.is_dataclass(default):
+            found += keys(default, f"{prefix}{part.name}.")
+    return found
