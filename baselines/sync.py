@@ -6,6 +6,7 @@ publish. Nothing is stale and nothing overlaps.
 
 from __future__ import annotations
 
+from harness.config import Config
 from harness.protocols import Batch, Release, Run
 
 
@@ -14,6 +15,9 @@ class Sync:
 
     name = "sync"
     release: Release = "batch"
+
+    def __init__(self, config: Config) -> None:
+        """Nothing of its own to configure."""
 
     async def run(self, run: Run) -> None:
         """One optimizer step per batch until the budget ends."""

@@ -140,6 +140,14 @@ class Environment(Protocol):
     dataset: str
     command_timeout_s: float
 
+    def warm_up(self) -> None:
+        """Do slow imports now (called in a thread while other parts start)."""
+        ...
+
+    def data_hashes(self) -> Mapping[str, str]:
+        """Name -> sha256 of the data that tasks come from, for the manifest."""
+        ...
+
     def tasks(self, split: str) -> Sequence[Task]: ...
 
     def first_message(self, task: Task) -> str: ...

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from harness.config import RolloutConfig
 from harness.protocols import Engine, Environment, Generation, Task, Trajectory, VersionSpan
-
-
-@dataclass
-class RolloutConfig:
-    """`rollout`. Limits are per trajectory, `max_new_tokens` per turn; `retries` is how often an
-    infrastructure failure starts a trajectory (or its verification) again."""
-
-    group_size: int = 8
-    groups_per_batch: int = 8
-    max_turns: int = 10
-    max_new_tokens: int = 32
-    max_context_tokens: int = 640
-    temperature: float = 1.0
-    time_limit_s: float = 300.0
-    retries: int = 2
 
 
 class Chat(Protocol):

@@ -17,6 +17,7 @@ class WallClock:
 
     def __init__(self) -> None:
         self.origin_s = time.monotonic()
+        self._running: set[asyncio.Task[Any]] = set()
 
     def now(self) -> float:
         return time.monotonic() - self.origin_s
@@ -25,7 +26,18 @@ class WallClock:
         await asyncio.sleep(seconds)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        return asyncio.create_task(coroutine, name=name)
+        task = asyncio.create_task(coroutine, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def cancel_all(self) -> None:
+        """Cancel what was spawned and still runs, and wait until each has cleaned up."""
+        while self._running:
+            running = list(self._running)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     def semaphore(self, slots: int) -> asyncio.Semaphore:
         return asyncio.Semaphore(slots)

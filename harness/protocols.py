@@ -301,6 +301,10 @@ class Clock(Protocol):
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> Awaitable[T]: ...
 
+    async def cancel_all(self) -> None:
+        """Cancel what was spawned and still runs, and wait until each has cleaned up."""
+        ...
+
     def semaphore(self, slots: int) -> AbstractAsyncContextManager[Any]: ...
 
     def queue(self) -> Any:

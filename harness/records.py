@@ -1,7 +1,7 @@
 """A run's folder: updates.csv, trajectories.jsonl, summary.json, manifest.json, timeline.json.
 
-Nothing is half-written: rows and lines are flushed whole, JSON files appear by renaming. A float that
-is not finite becomes null (an empty cell in updates.csv).
+Nothing is half-written: rows and lines are flushed whole, JSON files appear by renaming. A float
+that is not finite becomes null (an empty cell in updates.csv).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._updates: TextIO | None = None
-        self._trajectories: TextIO | None = None
+        self._lines: dict[str, TextIO] = {}
         self._writer: csv.DictWriter[str] | None = None
 
     def update(self, row: Mapping[str, Any]) -> None:
@@ -66,16 +66,17 @@ class Records:
         self._writer.writerow(finite(row))
         self._updates.flush()
 
-    def trajectory(self, trajectory: Trajectory, **extra: Any) -> None:
-        """One trajectory, with its tokens; `extra` adds keys such as phase, update, advantage."""
-        if self._trajectories is None:
-            path = self.folder / "trajectories.jsonl"
-            self._trajectories = path.open("w", encoding="utf-8")
+    def trajectory(
+        self, trajectory: Trajectory, file: str = "trajectories.jsonl", **extra: Any
+    ) -> None:
+        """One trajectory, with its tokens; `extra` adds keys such as batch or phase."""
+        if file not in self._lines:
+            self._lines[file] = (self.folder / file).open("w", encoding="utf-8")
         line = json.dumps(
             finite(extra | encode(trajectory)), separators=(",", ":"), allow_nan=False
         )
-        self._trajectories.write(line + "\n")
-        self._trajectories.flush()
+        self._lines[file].write(line + "\n")
+        self._lines[file].flush()
 
     def manifest(self, manifest: Mapping[str, Any]) -> None:
         write_json(self.folder / "manifest.json", manifest)
@@ -85,10 +86,11 @@ class Records:
         write_json(self.folder / "summary.json", summary)
 
     def close(self) -> None:
-        for file in (self._updates, self._trajectories):
+        for file in (self._updates, *self._lines.values()):
             if file is not None:
                 file.close()
-        self._updates = self._trajectories = self._writer = None
+        self._updates = self._writer = None
+        self._lines = {}
 
 
 def blank_summary(config: Config) -> dict[str, Any]:

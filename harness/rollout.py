@@ -14,8 +14,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from harness.agents import Agent, RolloutConfig
+from harness.agents import Agent
 from harness.batch import LiveBatch
+from harness.config import RolloutConfig
 from harness.protocols import (
     Clock,
     Environment,
@@ -65,7 +66,7 @@ class Slots:
 
 class Rollouts:
     """Runs trajectories of one environment; batches of groups for training, single ones for
-    evaluation. `intervals` collects what sandboxes and verifiers were busy with."""
+    evaluation."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Rollouts:
         self._limits = limits
         self._origin_s = origin_s
         self._slots = Slots()
-        self.intervals: list[Interval] = []
+        self._intervals: list[Interval] = []
         self.infrastructure_errors: Counter[str] = Counter()
 
     def start(
@@ -125,13 +126,14 @@ class Rollouts:
         emit(GroupClosed(group))
 
     async def run(
-        self, task: Task, group: int, index: int, seed: int, emit: Emit
+        self, task: Task, group: int, index: int, seed: int, emit: Emit, label: str = ""
     ) -> Trajectory | None:
-        """One trajectory, tried again after infrastructure failures; None when lost for good."""
+        """One trajectory, tried again after infrastructure failures; None when lost for good.
+        `label` goes before its id (evaluation uses it)."""
         for attempt in range(self._limits.retries + 1):
             suffix = f"-r{attempt}" if attempt else ""
             trajectory = Trajectory(
-                trajectory_id=f"{group}-{index}{suffix}",
+                trajectory_id=f"{label}{group}-{index}{suffix}",
                 task_id=task.task_id,
                 difficulty=task.difficulty,
                 group=group,
@@ -236,8 +238,13 @@ class Rollouts:
             raise InfrastructureError("parser", f"{task.task_id}: reward {verdict.reward}")
         trajectory.reward, trajectory.report = verdict.reward, verdict.report
 
+    def take_intervals(self) -> list[Interval]:
+        """What sandboxes and verifiers were busy with since the last call."""
+        taken, self._intervals = self._intervals, []
+        return taken
+
     def _busy(self, slot: int, name: str, started_s: float, trajectory: Trajectory) -> None:
-        self.intervals.append(
+        self._intervals.append(
             Interval(
                 f"sandbox/{slot:02d}",
                 name,
@@ -249,6 +256,8 @@ class Rollouts:
 
 
 def _action_start(trajectory: Trajectory) -> int:
-    """Where the last action begins; scripted agents have no tokens."""
-    spans = trajectory.version_spans
-    return spans[-1].start if spans else 0
+    """Where the last action begins: the run of generated tokens at the end (none if scripted)."""
+    start = len(trajectory.action_mask_T)
+    while start and trajectory.action_mask_T[start - 1]:
+        start -= 1
+    return start

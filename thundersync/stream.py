@@ -9,8 +9,9 @@ its final advantage and needs no ledger.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import cast
 
+from harness.config import Config
 from harness.protocols import (
     Batch,
     Event,
@@ -22,8 +23,6 @@ from harness.protocols import (
     Run,
     Trajectory,
 )
-
-Rung = Literal["batch", "group", "reward"]
 
 
 @dataclass
@@ -43,14 +42,15 @@ class _Hand:
 
 
 class Stream:
-    """`schedule=stream`. `release` is the rung of math.md section 3; `max_open_groups` bounds how many
-    groups may hold ledger buffers (None: no bound), past it an open group waits for its close."""
+    """`schedule=stream`. `schedule.release` is the rung of math.md section 3: batch, group or reward;
+    `ledger.max_open_groups` bounds how many groups may hold ledger buffers, past it an open group
+    waits for its close."""
 
     name = "stream"
 
-    def __init__(self, release: Rung = "reward", max_open_groups: int | None = None) -> None:
-        self.release: Release = release
-        self._max_open = max_open_groups
+    def __init__(self, config: Config) -> None:
+        self.release = cast(Release, config.schedule.release)
+        self._max_open = config.ledger.max_open_groups
 
     async def run(self, run: Run) -> None:
         """One optimizer step per batch until the budget ends."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,15 @@ from harness.protocols import FoldSpec, Interval, StepStats
 Buffers = list[torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """AdamW's settings; `gradient_clip` is the largest global norm of the normalised gradient."""
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    weight_decay: float
-    gradient_clip: float
-
-
 class TorchLearner:
-    """One rank. `ledger` names the ledger class by dotted path; `chunk_tokens` only bounds memory:
-    callers pack their own chunks."""
+    """One rank. `optimizer` holds AdamW's learning_rate, beta1, beta2, weight_decay, and gradient_clip,
+    the largest global norm of the normalised gradient; `ledger` names the ledger class by dotted
+    path. Callers pack their own chunks."""
 
     def __init__(
         self,
         policy: str,
-        optimizer: Optimizer,
+        optimizer: dict[str, float],
         ledger: str,
         ledger_options: dict[str, Any],
         publish_folder: str,
@@ -57,11 +46,11 @@ class TorchLearner:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters,
-            lr=optimizer.learning_rate,
-            betas=(optimizer.beta1, optimizer.beta2),
-            weight_decay=optimizer.weight_decay,
+            lr=optimizer["learning_rate"],
+            betas=(optimizer["beta1"], optimizer["beta2"]),
+            weight_decay=optimizer["weight_decay"],
         )
-        self._clip = optimizer.gradient_clip
+        self._clip = optimizer["gradient_clip"]
         options = dict(ledger_options)
         storage = options.pop("dtype", dtype)
         self._dtype = getattr(torch, storage)

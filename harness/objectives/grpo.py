@@ -8,20 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from harness.config import ObjectiveConfig
 from harness.protocols import Trajectory, UsageError
-
-
-@dataclass
-class GrpoConfig:
-    """`objective=grpo`. `epsilon` is added to the group's standard deviation (paper: 1e-6)."""
-
-    name: str = "grpo"
-    estimator: str = "mean_std_population"
-    aggregation: str = "token_mean"
-    epsilon: float = 1e-6
 
 
 Advantages = Callable[[Sequence[float], float], list[float]]
@@ -56,7 +46,7 @@ class Grpo:
 
     name = "grpo"
 
-    def __init__(self, config: GrpoConfig, group_size: int) -> None:
+    def __init__(self, config: ObjectiveConfig, group_size: int) -> None:
         if config.estimator not in ESTIMATORS:
             raise UsageError(
                 f"objective.estimator={config.estimator}: not one of {', '.join(ESTIMATORS)}"

@@ -1,0 +1,67 @@
+"""Held-out solve rate: n samples per task at fixed seeds, with its standard error."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from harness.protocols import Clock, Event, Task, Trajectory
+from harness.rollout import Rollouts, derive_seed
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`solve_rate` is the mean over tasks of the share of judged samples with reward 1; the standard
+    error treats tasks as the sample. A sample lost to infrastructure is left out and counted."""
+
+    solve_rate: float | None
+    standard_error: float | None
+    tasks: int
+    samples_per_task: int
+    lost: int
+
+
+async def evaluate(
+    rollouts: Rollouts,
+    clock: Clock,
+    tasks: Sequence[Task],
+    samples_per_task: int,
+    seed: int,
+    label: str,
+    record: Callable[[Trajectory], None],
+) -> Evaluation:
+    """Run every sample side by side; `record` gets each trajectory that was judged."""
+
+    def unheard(event: Event) -> None:
+        """Nobody schedules an evaluation."""
+
+    lives = [
+        (
+            t,
+            clock.spawn(
+                rollouts.run(task, t, n, derive_seed(seed, task.task_id, n), unheard, label),
+                f"{label}{t}-{n}",
+            ),
+        )
+        for t, task in enumerate(tasks)
+        for n in range(samples_per_task)
+    ]
+    solved: dict[int, list[float]] = {}
+    lost = 0
+    for t, life in lives:
+        trajectory = await life
+        if trajectory is None or trajectory.reward is None:
+            lost += 1
+            continue
+        record(trajectory)
+        solved.setdefault(t, []).append(float(trajectory.reward == 1.0))
+    rates = [statistics.fmean(samples) for samples in solved.values()]
+    return Evaluation(
+        solve_rate=statistics.fmean(rates) if rates else None,
+        standard_error=statistics.stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else None,
+        tasks=len(tasks),
+        samples_per_task=samples_per_task,
+        lost=lost,
+    )

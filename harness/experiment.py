@@ -1,0 +1,211 @@
+"""One run: build the parts, evaluate, train under the budget, evaluate, close, account.
+
+Whatever happens, sandboxes and processes are ended, summary.json is written with what is known, and
+the tracker's run is ended with the right status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness import summary as closing
+from harness.budget import Budget, BudgetEnded
+from harness.cluster.worker import load
+from harness.config import Config
+from harness.display import Display
+from harness.evaluation import Evaluation, evaluate
+from harness.interrupt import Interrupted
+from harness.manifest import manifest
+from harness.objectives.grpo import Grpo
+from harness.parts import Parts, make_rollouts, open_parts
+from harness.protocols import Schedule, Trajectory
+from harness.records import Records
+from harness.replay import Replay
+from harness.timeline import Timeline
+from harness.tracking import open_tracker
+from harness.training import Row, Training
+
+log = logging.getLogger(__name__)
+
+
+def execute(config: Config, folder: Path, display: Display) -> dict[str, Any]:
+    """Run one job into `folder`; returns its summary. Raises Interrupted after clean-up."""
+    experiment = Experiment(config, folder, display)
+    previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    status = "failed"
+    try:
+        asyncio.run(experiment.run())
+        status = "finished"
+    except asyncio.CancelledError:
+        status = "interrupted"
+        raise Interrupted(experiment.signum or signal.SIGINT) from None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        summary = experiment.close(status)
+    return summary
+
+
+class Experiment:
+    """The state of one run. `run` does the work, `close` the accounting afterwards."""
+
+    def __init__(self, config: Config, folder: Path, display: Display) -> None:
+        self._config = config
+        self._folder = folder
+        self._display = display
+        self._began_s = time.monotonic()
+        self.signum: int | None = None
+        self.records = Records(folder)
+        self.timeline = Timeline(self._began_s)
+        self.tracker = open_tracker(config, folder.name)
+        self.training: Training | None = None
+        self.provider: Any = None
+        self.errors: Counter[str] = Counter()
+        self.evaluations: dict[str, Evaluation] = {}
+        self.setup_s: float | None = None
+        self.evaluation_s = 0.0
+
+    async def run(self) -> None:
+        """From set-up to the last evaluation; parts are ended on the way out."""
+        self._catch_signals()
+        config, display = self._config, self._display
+        weights = self._folder / "checkpoints"
+        weights.mkdir(parents=True, exist_ok=True)
+        display.phase("setup")
+        async with open_parts(config, self._run_id(), weights) as parts:
+            self.provider = parts.provider
+            if parts.provider is not None:
+                display.note(f"sandbox: {parts.provider.kind} ({parts.provider.why})")
+            self.records.manifest(manifest(config, **self._facts(parts)))
+            await asyncio.to_thread(self.tracker.ready)
+            self.setup_s = time.monotonic() - self._began_s
+            if config.evaluation.initial and config.replay is None:
+                await self._evaluate(parts, "initial")
+            await self._train(parts)
+            if config.evaluation.final and config.replay is None:
+                await self._evaluate(parts, "final")
+            display.phase("closing")
+
+    def _run_id(self) -> str:
+        return f"{os.getpid()}-{self._folder.name}"
+
+    def _catch_signals(self) -> None:
+        """SIGINT and SIGTERM cancel the run, once: clean-up itself is not interrupted."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def stop(number: int) -> None:
+            if self.signum is None and task is not None:
+                self.signum = number
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+
+    def _facts(self, parts: Parts) -> Mapping[str, Any]:
+        """What only the run knows, for manifest.json."""
+        provider = parts.provider
+        return {
+            "sandbox": None if provider is None else {"kind": provider.kind, "why": provider.why},
+            "data": parts.environment.data_hashes(),
+            "policy_folder": str(parts.policy_folder),
+        }
+
+    async def _evaluate(self, parts: Parts, name: str) -> None:
+        """Outside the budget: before training has begun, and after it has stopped."""
+        config = self._config
+        self._display.phase(f"evaluation ({name})")
+        started_s = time.monotonic()
+        tasks = parts.environment.tasks(config.env.eval_split)[: config.evaluation.tasks]
+        rollouts = make_rollouts(config, parts, config.evaluation.temperature)
+
+        def record(trajectory: Trajectory) -> None:
+            self.records.trajectory(trajectory, file="evaluation.jsonl", phase=name)
+
+        self.evaluations[name] = await evaluate(
+            rollouts,
+            parts.clock,
+            tasks,
+            config.evaluation.samples_per_task,
+            config.evaluation.seed,
+            f"{name}-",
+            record,
+        )
+        self.errors.update(rollouts.infrastructure_errors)
+        await parts.engine.drain_intervals()  # not training: kept out of the timeline
+        self.evaluation_s += time.monotonic() - started_s
+        rate = self.evaluations[name].solve_rate
+        self._display.note(f"held-out solve rate ({name}): {rate if rate is None else f'{rate:.1%}'}")
+
+    async def _train(self, parts: Parts) -> None:
+        config = self._config
+        self._display.phase("training")
+        self._display.budget(config.budget.kind, config.budget.limit)
+        rollouts = make_rollouts(config, parts, config.rollout.temperature)
+        source: Any = rollouts
+        if config.replay is not None:
+            source = Replay(
+                Path(config.replay), parts.engine, parts.clock, config.rollout.temperature
+            )
+        schedule: Schedule = load(config.schedule.target)(config)
+        devices = config.schedule.engine_devices + config.schedule.learner_devices
+        self.timeline.origin_s = parts.clock.origin_s
+        self.training = Training(
+            learner=parts.learner,
+            engine=parts.engine,
+            objective=Grpo(config.objective, config.rollout.group_size),
+            budget=Budget(config.budget, devices, parts.clock),
+            clock=parts.clock,
+            timeline=self.timeline,
+            start_batch=source.start,
+            take_intervals=source.take_intervals,
+            tasks=parts.environment.tasks(config.env.split),
+            groups_per_batch=config.rollout.groups_per_batch,
+            chunk_tokens=config.schedule.chunk_tokens,
+            seed=config.seed,
+            on_update=self._on_update,
+            on_trajectory=lambda t, batch: self.records.trajectory(t, batch=batch),
+        )
+        try:
+            await schedule.run(self.training)
+        except BudgetEnded as ended:
+            self._display.note(f"{ended}: the open batch is discarded, its cost counts")
+        finally:
+            self.training.close()
+            self.errors.update(rollouts.infrastructure_errors)
+        await parts.clock.cancel_all()
+
+    def _on_update(self, row: Row) -> None:
+        self.records.update(row)
+        metrics = closing.metrics(row)
+        self.tracker.update(row["update"], metrics)
+        self._display.update(metrics)
+
+    def close(self, status: str) -> dict[str, Any]:
+        """Write summary.json and timeline.json and end the tracker's run; the loop has ended."""
+        summary = closing.summarise(
+            self._config,
+            status,
+            training=self.training,
+            evaluations=self.evaluations,
+            timeline=self.timeline,
+            provider=self.provider,
+            errors=self.errors,
+            times={
+                "total_s": time.monotonic() - self._began_s,
+                "setup_s": self.setup_s,
+                "evaluation_s": self.evaluation_s,
+            },
+        )
+        self.records.close()
+        self.timeline.write(self._folder / "timeline.json")
+        self.records.summary(summary)
+        self.tracker.close(status, summary, self._folder)
+        return summary

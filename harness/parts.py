@@ -1,0 +1,135 @@
+"""Builds the parts of a run from its configuration, and ends them, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.agents import PolicyAgent, ScriptedAgent, scripted
+from harness.clock import WallClock
+from harness.cluster.worker import load
+from harness.config import Config
+from harness.learner.client import TorchLearnerClient
+from harness.protocols import Environment, SandboxProvider, Task
+from harness.rollout import MakeAgent, Rollouts
+
+ENVIRONMENTS = {"swebench": "environments.swebench.environment:SweBench"}
+
+
+@dataclass
+class Parts:
+    """What a run is made of. `provider` is None in a replay, `engine` for scripted agents,
+    `learner` where nothing trains."""
+
+    clock: WallClock
+    environment: Environment
+    provider: Any
+    engine: Any
+    learner: Any
+    chat: Any
+    policy_folder: Path | None
+
+
+def cores(config: Config) -> tuple[list[int] | None, list[int] | None]:
+    """(engine's cores, learner's cores) where cluster.pin_cores asks for disjoint ones."""
+    if not config.cluster.pin_cores:
+        return None, None
+    first = config.schedule.engine_devices
+    return list(range(first)), list(range(first, first + config.schedule.learner_devices))
+
+
+@contextlib.asynccontextmanager
+async def open_parts(config: Config, run_id: str, weights: Path | None) -> AsyncIterator[Parts]:
+    """Start sandboxes, engine and learner side by side. `weights` is where the learner publishes;
+    None means no training. On the way out every process and sandbox is ended."""
+    from environments.sandbox.select import open_provider
+
+    clock = WallClock()
+    environment: Environment = load(ENVIRONMENTS[config.env.name])(config.env)
+    async with contextlib.AsyncExitStack() as stack:
+        provider: SandboxProvider | None = None
+        if config.replay is None:
+            provider = await open_provider(
+                config.sandbox.kind,
+                image=config.sandbox.image,
+                run_id=run_id,
+                max_parallel=config.sandbox.max_parallel,
+            )
+            stack.push_async_callback(provider.close)
+        engine = learner = chat = folder = None
+        starts = [asyncio.to_thread(environment.warm_up)]
+        if config.agent.name == "policy":
+            from harness.engines.client import TorchEngineClient
+            from harness.policy.load import resolve
+            from harness.policy.tokenizer import ChatTokens
+
+            folder = resolve(config.policy.path or config.policy.name)
+            chat = ChatTokens(folder)
+            engine_cores, learner_cores = cores(config)
+            engine = TorchEngineClient(
+                folder,
+                slots=config.engine.slots,
+                max_context=config.rollout.max_context_tokens,
+                threads=config.schedule.engine_devices,
+                affinity=engine_cores,
+            )
+            stack.push_async_callback(engine.close)
+            starts.append(engine.start())
+            if weights is not None:
+                learner = TorchLearnerClient(
+                    learner_options(config, folder, weights),
+                    threads=config.schedule.learner_devices,
+                    affinity=learner_cores,
+                )
+                stack.push_async_callback(learner.close)
+                starts.append(learner.start())
+        await asyncio.gather(*starts)
+        stack.push_async_callback(clock.cancel_all)  # first on the way out: rollouts use the rest
+        yield Parts(clock, environment, provider, engine, learner, chat, folder)
+
+
+def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, Any]:
+    """The constructor's arguments of harness.learner.torch_learner:TorchLearner."""
+    learner, ledger = config.learner, config.ledger
+    return {
+        "policy": str(policy),
+        "optimizer": {
+            "learning_rate": config.schedule.learning_rate,
+            "beta1": learner.beta1,
+            "beta2": learner.beta2,
+            "weight_decay": learner.weight_decay,
+            "gradient_clip": learner.gradient_clip,
+        },
+        "ledger": ledger.target,
+        "ledger_options": {"form": ledger.form, "dtype": ledger.dtype},
+        "publish_folder": str(weights),
+        "dtype": learner.dtype,
+        "temperature": config.rollout.temperature,
+    }
+
+
+def make_rollouts(config: Config, parts: Parts, temperature: float) -> Rollouts:
+    """The agent loop at one sampling temperature (training and evaluation may differ)."""
+    make_agent: MakeAgent
+    if config.agent.name == "policy":
+        agent = PolicyAgent(parts.engine, parts.chat, config.rollout, temperature)
+
+        def make_agent(task: Task) -> PolicyAgent:
+            return agent
+    else:
+
+        def make_agent(task: Task) -> ScriptedAgent:
+            return scripted(config.agent.name, parts.environment, task)
+
+    return Rollouts(
+        parts.environment,
+        make_agent,
+        parts.provider,
+        parts.clock,
+        config.rollout,
+        parts.clock.origin_s,
+    )

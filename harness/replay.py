@@ -1,0 +1,133 @@
+"""Recorded trajectories played back: the engine decodes the recorded tokens at their real cost, tool
+calls and verification take their recorded time. What differs between two replays is the schedule.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.batch import LiveBatch
+from harness.protocols import (
+    Clock,
+    Engine,
+    Event,
+    Generation,
+    Group,
+    GroupClosed,
+    Interval,
+    RewardArrived,
+    Task,
+    Trajectory,
+    TrajectoryFinished,
+    Turn,
+    TurnFinished,
+    UsageError,
+)
+from harness.trajectory_lines import read
+
+Emit = Callable[[Event], None]
+
+
+class Replay:
+    """Batches of a run's trajectories.jsonl, in its order; starts again at its end. Lost attempts are
+    left out: the recorded survivors are what a schedule gets."""
+
+    def __init__(self, path: Path, engine: Engine, clock: Clock, temperature: float) -> None:
+        batches: dict[int, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
+        for trajectory, line in read(path):
+            if trajectory.reward is not None:
+                batches[line["batch"]][trajectory.group].append(trajectory)
+        if not batches:
+            raise UsageError(f"replay={path}: no judged trajectory in it; record a run first")
+        self._batches = [batches[index] for index in sorted(batches)]
+        self._engine = engine
+        self._clock = clock
+        self._temperature = temperature
+
+    def start(
+        self, index: int, version: int, tasks: Sequence[Task], seed: int, record: Emit
+    ) -> LiveBatch:
+        """Play batch `index` (modulo the recording's length); tasks and seed are the recording's."""
+        recorded = self._batches[index % len(self._batches)]
+        groups = [
+            Group(index * len(recorded) + k, ts[0].task_id, ts[0].difficulty)
+            for k, ts in enumerate(recorded.values())
+        ]
+        batch = LiveBatch(index, version, groups, self._clock)
+
+        def emit(event: Event) -> None:
+            record(event)
+            batch.emit(event)
+
+        for group, originals in zip(groups, recorded.values(), strict=True):
+            self._clock.spawn(self._group(batch, emit, group, originals), f"group-{group.group}")
+        return batch
+
+    async def _group(
+        self, batch: LiveBatch, emit: Emit, group: Group, originals: Sequence[Trajectory]
+    ) -> None:
+        lives = [
+            self._clock.spawn(self._live(original, group.group, emit), original.trajectory_id)
+            for original in sorted(originals, key=lambda t: t.index)
+        ]
+        try:
+            group.trajectories = [await life for life in lives]
+        except Exception as error:  # a defect: it must end the run
+            batch.fail(error)
+            return
+        emit(GroupClosed(group))
+
+    async def _live(self, original: Trajectory, group: int, emit: Emit) -> Trajectory:
+        clock = self._clock
+        played = Trajectory(
+            trajectory_id=f"{group}-{original.index}",
+            task_id=original.task_id,
+            difficulty=original.difficulty,
+            group=group,
+            index=original.index,
+            seed=original.seed,
+            tokens_T=original.tokens_T,
+            action_mask_T=original.action_mask_T,
+            behaviour_logprobs_T=original.behaviour_logprobs_T,
+            version_spans=original.version_spans,
+            end=original.end,
+            started_s=clock.now(),
+            sandbox_start_s=original.sandbox_start_s,
+            verify_s=original.verify_s,
+            report=original.report,
+        )
+        await clock.sleep(original.sandbox_start_s)
+        for number, turn in enumerate(original.turns):
+            started_s = clock.now()
+            action = original.tokens_T[turn.action_start : turn.action_end]
+            await self._engine.generate(
+                Generation(
+                    session=played.trajectory_id,
+                    prompt_T=original.tokens_T[: turn.action_start],
+                    max_new_tokens=len(action),
+                    temperature=self._temperature,
+                    seed=original.seed,
+                    stop_tokens=(),
+                    forced_T=action,
+                )
+            )
+            generated_s = clock.now()
+            await clock.sleep(turn.exec_s)
+            played.turns.append(
+                Turn(turn.action_start, turn.action_end, started_s, generated_s, clock.now(),
+                     turn.exec_s, turn.exit_code, turn.timed_out)
+            )  # fmt: skip
+            emit(TurnFinished(played, number))
+        await self._engine.release(played.trajectory_id)
+        played.finished_s = clock.now()
+        emit(TrajectoryFinished(played))
+        await clock.sleep(original.reward_s - original.finished_s)
+        played.reward, played.reward_s = original.reward, clock.now()
+        emit(RewardArrived(played))
+        return played
+
+    def take_intervals(self) -> list[Interval]:
+        """No sandbox is busy in a replay."""
+        return []

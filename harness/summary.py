@@ -1,0 +1,131 @@
+"""From what happened to summary.json, and from an update's row to tracked metrics."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from harness.config import Config
+from harness.evaluation import Evaluation
+from harness.records import blank_summary
+from harness.timeline import Timeline
+from harness.training import Row, Training
+
+_METRICS = {
+    "per_update_s": "time/per_update_s",
+    "rollout_s": "time/rollout_s",
+    "tail_s": "time/tail_s",
+    "learner_busy_s": "time/learner_busy_s",
+    "engine_busy_s": "time/engine_busy_s",
+    "sandbox_start_s": "time/sandbox_start_s",
+    "exec_s": "time/exec_s",
+    "verify_s": "time/verify_s",
+    "idle_learner": "idle/learner",
+    "idle_engine": "idle/engine",
+    "staleness_mean": "staleness/mean",
+    "staleness_max": "staleness/max",
+    "reward_mean": "reward/mean",
+    "groups_degenerate": "reward/groups_degenerate",
+    "groups_dropped": "reward/groups_dropped",
+    "turns_mean": "tokens/turns_mean",
+    "tokens_generated": "tokens/generated",
+    "tokens_trained": "tokens/trained",
+    "gradient_norm": "learner/gradient_norm",
+    "learning_rate": "learner/learning_rate",
+    "ledger_buffers_peak": "ledger/buffers_peak",
+    "ledger_bytes_peak": "ledger/bytes_peak",
+    "budget_spent": "budget/spent",
+    "update": "update",
+}
+
+
+def metrics(row: Row) -> dict[str, Any]:
+    """An update's row under the tracker's `group/name` keys."""
+    return {name: row[column] for column, name in _METRICS.items()}
+
+
+def _mean(rows: list[Row], column: str) -> float | None:
+    values = [row[column] for row in rows if row[column] is not None]
+    return statistics.fmean(values) if values else None
+
+
+def summarise(
+    config: Config,
+    status: str,
+    *,
+    training: Training | None,
+    evaluations: Mapping[str, Evaluation],
+    timeline: Timeline,
+    provider: Any,
+    errors: Mapping[str, int],
+    times: Mapping[str, float | None],
+) -> dict[str, Any]:
+    """summary.json (summary.schema.json), from whatever part of the run there was."""
+    summary = blank_summary(config)
+    summary["status"] = status
+    summary["time"].update(times, parity_s=0.0)
+    summary["infrastructure_errors"] = dict(errors)
+    if provider is not None:
+        summary["sandbox"] = provider.kind
+        summary["sandbox_why"] = provider.why
+        counters = provider.counters
+        summary["sandboxes"] = {
+            "created": counters.created,
+            "removed": counters.removed,
+            "leaked": counters.leaked,
+        }
+    elif config.replay is not None:
+        summary["sandbox"] = "replayed"
+        summary["sandbox_why"] = f"recorded times of {config.replay}"
+    for name, evaluation in evaluations.items():
+        summary["accuracy"] |= {
+            name: evaluation.solve_rate,
+            f"{name}_standard_error": evaluation.standard_error,
+            f"{name}_lost": evaluation.lost,
+            "tasks": evaluation.tasks,
+        }
+    if training is not None:
+        _add_training(summary, config, training, timeline)
+    return summary
+
+
+def _add_training(
+    summary: dict[str, Any], config: Config, training: Training, timeline: Timeline
+) -> None:
+    rows, counters = training.rows, training.budget.counters
+    learner, engine = timeline.resources("learner"), timeline.resources("engine")
+    summary["budget"]["spent"] = training.budget.spent
+    summary["updates"] = counters.updates
+    summary["trajectories"] = counters.trajectories
+    summary["trajectories_lost"] = training.lost
+    summary["tokens_generated"] = counters.tokens
+    summary["tokens_trained"] = training.tokens_trained
+    summary["time"] |= {
+        name: _mean(rows, name)
+        for name in ("per_update_s", "rollout_s", "tail_s", "verify_s", "sandbox_start_s")
+    } | {
+        "training_s": training.budget.elapsed_s,
+        "learner_busy_s": timeline.busy_s(learner, training.windows),
+        "engine_busy_s": timeline.busy_s(engine, training.windows),
+    }
+    summary["idle"] = {
+        "learner": timeline.idle_fraction(learner, training.windows),
+        "engine": timeline.idle_fraction(engine, training.windows),
+    }
+    tokens = sum(n for _, n in training.staleness)
+    if tokens:
+        summary["staleness"] = {
+            "mean": sum(age * n for age, n in training.staleness) / tokens,
+            "max": max(age for age, _ in training.staleness),
+        }
+    summary["reward"] = {
+        "first": rows[0]["reward_mean"] if rows else None,
+        "last": rows[-1]["reward_mean"] if rows else None,
+    }
+    if config.schedule.name == "stream":
+        summary["ledger"] = {
+            "form": config.ledger.form,
+            "buffers_peak": max((row["ledger_buffers_peak"] for row in rows), default=0),
+            "bytes_peak": max((row["ledger_bytes_peak"] for row in rows), default=0),
+        }

@@ -1,0 +1,231 @@
+"""The Run that every schedule is given: batches under the budget, advantages, chunks, records."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+from harness.batch import LiveBatch
+from harness.budget import Budget, BudgetEnded
+from harness.objectives.grpo import Grpo
+from harness.protocols import (
+    Batch,
+    Clock,
+    Engine,
+    Event,
+    Group,
+    GroupClosed,
+    Learner,
+    RewardArrived,
+    StepStats,
+    Task,
+    Trajectory,
+    TrajectoryFinished,
+    TrajectoryLost,
+)
+from harness.timeline import Timeline, Window
+
+Row = dict[str, Any]
+StartBatch = Callable[[int, int, Sequence[Task], int, Callable[[Event], None]], LiveBatch]
+
+
+def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
+    """Endless task order: a fresh shuffle per epoch, a pure function of the seed and the task list."""
+    generator = random.Random(seed)
+    while True:
+        epoch = list(tasks)
+        generator.shuffle(epoch)
+        yield from epoch
+
+
+def pack(trajectories: Sequence[Trajectory], chunk_tokens: int) -> list[list[Trajectory]]:
+    """Chunks of at most `chunk_tokens` padded tokens, sorted by length (ties by id) so that padding
+    wastes little; a trajectory longer than that is a chunk of its own."""
+    chunks: list[list[Trajectory]] = []
+    for trajectory in sorted(trajectories, key=lambda t: (len(t.tokens_T), t.trajectory_id)):
+        padded = len(trajectory.tokens_T) * (len(chunks[-1]) + 1) if chunks else 0
+        if chunks and padded <= chunk_tokens:
+            chunks[-1].append(trajectory)
+        else:
+            chunks.append([trajectory])
+    return chunks
+
+
+class Training:
+    """One run's training loop seen from a schedule; implements the Run protocol.
+
+    `on_update` gets one row per optimizer step, `on_trajectory` every trajectory once its end is known
+    (with its batch index)."""
+
+    def __init__(
+        self,
+        *,
+        learner: Learner,
+        engine: Engine,
+        objective: Grpo,
+        budget: Budget,
+        clock: Clock,
+        timeline: Timeline,
+        start_batch: StartBatch,
+        take_intervals: Callable[[], list[Any]],
+        tasks: Sequence[Task],
+        groups_per_batch: int,
+        chunk_tokens: int,
+        seed: int,
+        on_update: Callable[[Row], None],
+        on_trajectory: Callable[[Trajectory, int], None],
+    ) -> None:
+        self.learner = learner
+        self._engine = engine
+        self._objective = objective
+        self.budget = budget
+        self._clock = clock
+        self._timeline = timeline
+        self._start_batch = start_batch
+        self._take_intervals = take_intervals
+        self._order = task_order(tasks, seed)
+        self._groups_per_batch = groups_per_batch
+        self._chunk_tokens = chunk_tokens
+        self._seed = seed
+        self._on_update = on_update
+        self._on_trajectory = on_trajectory
+        self._version = 0
+        self._updated_s = clock.now()
+        self.weights: str | None = None
+        self.rows: list[Row] = []
+        self.windows: list[Window] = []
+        self.lost = 0
+        self.tokens_trained = 0
+        self.staleness: list[tuple[int, int]] = []  # (versions, tokens)
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Batches until the budget ends, each with the newest published weights."""
+        index = 0
+        self.budget.start()
+        while not self.budget.exhausted:
+            tasks = [next(self._order) for _ in range(self._groups_per_batch)]
+            record = self._recorder(index)
+            batch = self._start_batch(index, self._version, tasks, self._seed, record)
+            remaining_s = self.budget.remaining_s
+            if remaining_s is not None:
+                self._clock.spawn(self._deadline(batch, remaining_s), f"deadline-{index}")
+            yield batch
+            index += 1
+
+    async def _deadline(self, batch: LiveBatch, remaining_s: float) -> None:
+        await self._clock.sleep(remaining_s)
+        batch.fail(BudgetEnded(f"budget.{self.budget.kind}={self.budget.limit:g} is spent"))
+
+    def _recorder(self, index: int) -> Callable[[Event], None]:
+        def record(event: Event) -> None:
+            if isinstance(event, TrajectoryFinished):
+                self.budget.counters.tokens += event.trajectory.action_tokens
+            elif isinstance(event, RewardArrived):
+                self.budget.counters.trajectories += 1
+                self._instant(event.trajectory.group, "reward", event.trajectory.trajectory_id)
+                self._on_trajectory(event.trajectory, index)
+            elif isinstance(event, TrajectoryLost):
+                self.lost += 1
+                if event.trajectory.finished_s == 0.0:
+                    self.budget.counters.tokens += event.trajectory.action_tokens
+                self._instant(event.trajectory.group, "lost", event.trajectory.trajectory_id)
+                self._on_trajectory(event.trajectory, index)
+            elif isinstance(event, GroupClosed):
+                self._instant(event.group.group, "closed", event.group.task_id)
+
+        return record
+
+    def _instant(self, group: int, name: str, subject: str) -> None:
+        place = group % self._groups_per_batch
+        self._timeline.instant(f"group/{place:02d}", name, group=group, subject=subject)
+
+    def advantages(self, group: Group) -> list[float]:
+        rewards_G = [t.reward for t in group.trajectories if t.reward is not None]
+        if len(rewards_G) != len(group.trajectories):
+            raise ValueError(f"group {group.group}: closed with a reward missing")
+        return self._objective.advantages(rewards_G) if rewards_G else []
+
+    def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        return pack(trajectories, self._chunk_tokens)
+
+    def normaliser(self, batch: Batch) -> float:
+        return self._objective.normaliser([t for g in batch.groups for t in g.trajectories])
+
+    async def finish_update(self, batch: Batch, stats: StepStats) -> None:
+        path, version = await self.learner.publish()
+        await self._engine.update_weights(path, version)
+        self._version, self.weights = version, path
+        self._timeline.extend(await self.learner.drain_intervals())
+        self._timeline.extend(await self._engine.drain_intervals())
+        self._timeline.extend(self._take_intervals())
+        self.budget.counters.updates += 1
+        row = self._row(batch, stats)
+        self.rows.append(row)
+        self._on_update(row)
+
+    def close(self) -> None:
+        """The budget has ended; an open batch's time counts as idle or busy as it was."""
+        self.budget.end()
+        ended_s = self.budget.counters.ended_s or 0.0
+        if self.budget.kind in ("wall_clock_s", "device_s") and self._updated_s < ended_s:
+            self._add_window(self._updated_s, ended_s)
+
+    def _add_window(self, start_s: float, end_s: float) -> Window:
+        origin_s = self._timeline.origin_s
+        window = (origin_s + start_s, origin_s + end_s)
+        self.windows.append(window)
+        return window
+
+    def _row(self, batch: Batch, stats: StepStats) -> Row:
+        """One line of updates.csv: times in seconds, fractions of this update's own window."""
+        if not isinstance(batch, LiveBatch):
+            raise TypeError(f"finish_update takes the batch that batches() gave, not {batch!r}")
+        now, timeline = self._clock.now(), self._timeline
+        window = self._add_window(batch.started_s, now)
+        self._updated_s = now
+        step_ended_s = max(i.end_s for i in timeline.intervals if i.name == "step")
+        learner, engine = timeline.resources("learner"), timeline.resources("engine")
+        kept = [t for g in batch.groups for t in g.trajectories]
+        ages = [(batch.version - s.version, s.end - s.start) for t in kept for s in t.version_spans]
+        trained = sum(tokens for _, tokens in ages)
+        self.tokens_trained += trained
+        self.staleness += ages
+        rewards = [t.reward for t in kept if t.reward is not None]
+        degenerate = sum(not g.dropped and not any(self.advantages(g)) for g in batch.groups)
+        return {
+            "update": self.budget.counters.updates,
+            "version": stats.version,
+            "started_s": batch.started_s,
+            "ended_s": now,
+            "per_update_s": now - batch.started_s,
+            "rollout_s": batch.last_event_s - batch.started_s,
+            "tail_s": step_ended_s - timeline.origin_s - batch.last_event_s,
+            "learner_busy_s": timeline.busy_s(learner, [window]),
+            "engine_busy_s": timeline.busy_s(engine, [window]),
+            "idle_learner": timeline.idle_fraction(learner, [window]),
+            "idle_engine": timeline.idle_fraction(engine, [window]),
+            "sandbox_start_s": _mean([t.sandbox_start_s for t in kept]),
+            "exec_s": _mean([turn.exec_s for t in kept for turn in t.turns]),
+            "verify_s": _mean([t.verify_s for t in kept if t.end == "submit"]),
+            "reward_mean": _mean(rewards),
+            "turns_mean": _mean([float(len(t.turns)) for t in kept]),
+            "groups_degenerate": degenerate,
+            "groups_dropped": sum(g.dropped for g in batch.groups),
+            "trajectories": len(kept),
+            "tokens_trained": trained,
+            "tokens_generated": self.budget.counters.tokens,
+            "staleness_mean": sum(a * n for a, n in ages) / max(1, trained),
+            "staleness_max": max((a for a, _ in ages), default=0),
+            "gradient_norm": stats.gradient_norm,
+            "gradient_clipped": int(stats.clipped),
+            "learning_rate": stats.learning_rate,
+            "ledger_buffers_peak": stats.ledger_buffers_peak,
+            "ledger_bytes_peak": stats.ledger_bytes_peak,
+            "budget_spent": self.budget.spent,
+        }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
