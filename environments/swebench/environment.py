@@ -1,0 +1,141 @@
+"""SweBench: tasks in SWE-bench's format, solved in a repository and judged by hidden tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from environments.protocols import (
+    ExecResult,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+    Submission,
+    Task,
+    UsageError,
+    Verdict,
+)
+from environments.swebench import prompt, verify
+from environments.swebench.config import SweBenchConfig
+from environments.swebench.instance import Instance, parse_instance
+from environments.swebench.source import TaskSource, open_source
+from environments.swebench.steering import drop_files, steering_in
+
+MAX_PATCH_BYTES = 1 << 20
+_COLLECT_TIMEOUT_S = 60.0
+_PATCH_FILE = "/tmp/.submission.diff"
+
+
+class SweBench:
+    """Environment of one SWE-bench-format data set. The agent works on the repository at
+    base_commit; its diff is judged in a fresh sandbox (verify.py) by FAIL_TO_PASS and PASS_TO_PASS.
+    """
+
+    def __init__(self, config: SweBenchConfig | None = None) -> None:
+        self.config = config or SweBenchConfig()
+        self.config.check()
+        self.name = "swebench"
+        self.dataset = self.config.dataset
+        self.source: TaskSource = open_source(self.config.dataset, self.config.data_dir)
+        style = self.config.agent_prompt
+        self._short = (self.source.prompt if style == "auto" else style) == "short"
+        rule = prompt.SHORT_RULE if self._short else prompt.FULL_RULE
+        self.rule = prompt.ObservationRule(
+            self.config.observation_lines or rule.lines,
+            self.config.observation_characters or rule.characters,
+        )
+        self._instances: dict[str, Instance] = {}
+
+    def warm_up(self) -> None:
+        """Import swebench's grading (3 s) before anything is timed."""
+        from environments.swebench.grading import warm_up
+
+        warm_up()
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        if split not in self.source.splits:
+            known = ", ".join(self.source.splits)
+            raise UsageError(f"env.split={split!r}: data set {self.dataset!r} has {known}")
+        return [self.task(instance) for instance in self.source.instances(split)]
+
+    def task(self, instance: Instance) -> Task:
+        """A Task of one instance, of this data set or made on the fly."""
+        self._instances[instance.instance_id] = instance
+        return Task(
+            instance.instance_id, instance.split, instance.difficulty, instance.record()
+        )
+
+    def instance(self, task: Task) -> Instance:
+        """The instance behind a task; one that came from another process is parsed again."""
+        if task.task_id not in self._instances:
+            self._instances[task.task_id] = parse_instance(task.payload, "task")
+        return self._instances[task.task_id]
+
+    def first_message(self, task: Task) -> str:
+        instance = self.instance(task)
+        if self._short:
+            return prompt.short_prompt(instance)
+        return prompt.full_prompt(instance, self.source.sandbox_spec(instance).workdir)
+
+    def sandbox_spec(self, task: Task) -> SandboxSpec:
+        return self.source.sandbox_spec(self.instance(task))
+
+    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
+        await verify.prepare(self.source, self.instance(task), sandbox)
+
+    def action(self, text: str) -> str | None:
+        return prompt.parse_action(text)
+
+    def observation(self, result: ExecResult) -> str:
+        return self.rule.apply(result)
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Submission:
+        """The agent's diff against base_commit: new files too, binary-safe, no steering files.
+
+        Bytes that are not UTF-8 survive as surrogates. Where the agent has destroyed .git it is laid
+        down again first; a diff that cannot be made even then is an empty submission.
+        """
+        instance = self.instance(task)
+        git = "git -c core.quotepath=false -c diff.noprefix=false -c core.fsmonitor=false"
+        command = (
+            f"{git} add -A . && {git} diff --cached --binary --no-color --no-ext-diff "
+            f"--no-textconv --no-renames {instance.base_commit} > {_PATCH_FILE} "
+            f"&& wc -c < {_PATCH_FILE} && head -c 65536 {_PATCH_FILE}"
+        )
+        result = await sandbox.exec(command, timeout_s=_COLLECT_TIMEOUT_S, max_output_bytes=1 << 20)
+        if result.exit_code != 0:
+            folder = self.source.git_folder(instance)
+            if folder is None:
+                return Submission("")
+            await sandbox.exec("rm -rf .git", timeout_s=_COLLECT_TIMEOUT_S)
+            await sandbox.put({"@git.tar": folder})
+            result = await sandbox.exec(
+                command, timeout_s=_COLLECT_TIMEOUT_S, max_output_bytes=1 << 20
+            )
+            if result.exit_code != 0:
+                return Submission("")
+        size, _, patch = result.output.partition("\n")
+        if not size.strip().isdigit():
+            return Submission("")
+        if int(size) > MAX_PATCH_BYTES:
+            return Submission("", None)
+        if int(size) > 65536 or "\ufffd" in patch:
+            patch = (await sandbox.get(_PATCH_FILE)).decode("utf-8", "surrogateescape")
+        return Submission(drop_files(patch, steering_in(patch, verify.gold_files(instance))))
+
+    async def verify(
+        self, task: Task, submission: Submission, provider: SandboxProvider
+    ) -> Verdict:
+        """1.0 where every FAIL_TO_PASS and PASS_TO_PASS test passes on the agent's diff, else 0.0."""
+        return await verify.verify(
+            self.source,
+            self.instance(task),
+            submission.patch,
+            provider,
+            timeout_s=self.config.verify_timeout_s,
+        )
+
+    def oracle_commands(self, task: Task) -> Sequence[str]:
+        """Apply the gold patch from a here-document: nothing secret has to lie in the sandbox."""
+        patch = self.instance(task).patch.rstrip("\n")
+        return [f"git apply --whitespace=nowarn - <<'EOF_GOLD_PATCH'\n{patch}\nEOF_GOLD_PATCH"]
+

@@ -1,0 +1,76 @@
+"""Grades a verifier's log with swebench's own parser and report (imported late: it takes seconds)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from environments.protocols import InfrastructureError
+from environments.swebench.instance import END_TEST_OUTPUT, START_TEST_OUTPUT, Instance
+
+
+def warm_up() -> None:
+    """Import what grading needs: about 3 s, once per process."""
+    import swebench.harness.grading
+    import swebench.harness.utils  # noqa: F401
+
+
+def full_eval_script(instance: Instance) -> str:
+    """The script swebench itself would run: the instance's, recording the tests' exit status."""
+    from swebench.harness.utils import make_test_spec
+
+    return make_test_spec(instance.record()).eval_script
+
+
+def grade(instance: Instance, patch: str, log: str) -> dict[str, Any]:
+    """swebench's report on one log: {"resolved", "tests_status", ...}.
+
+    Raises InfrastructureError where the instance names a parser that swebench does not have.
+    """
+    from swebench.harness.grading import get_eval_report
+    from swebench.harness.log_parsers import PARSER_REGISTRY
+    from swebench.harness.utils import make_test_spec
+
+    if instance.log_parser not in PARSER_REGISTRY:
+        raise InfrastructureError(
+            "parser", f"{instance.instance_id}: swebench has no log parser {instance.log_parser!r}"
+        )
+    prediction = {
+        "instance_id": instance.instance_id,
+        "model_name_or_path": "agent",
+        "model_patch": patch,
+    }
+    descriptor, path = tempfile.mkstemp(prefix="swebench-log-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(log)
+        report = get_eval_report(make_test_spec(instance.record()), prediction, path, True)
+    finally:
+        os.unlink(path)
+    return dict(report[instance.instance_id])
+
+
+def contradictions(log: str) -> list[str]:
+    """Tests that the log reports more than once with different outcomes: a forged result."""
+    inside = log.partition(START_TEST_OUTPUT)[2].partition(END_TEST_OUTPUT)[0]
+    seen: dict[str, str] = {}
+    twice = []
+    for line in inside.split("\n"):
+        words = line.split()
+        if len(words) > 1 and words[0] in ("PASSED", "FAILED", "ERROR") and (
+            seen.setdefault(words[1], words[0]) != words[0]
+        ):
+            twice.append(words[1])
+    return twice
+
+
+def summarise(report: Mapping[str, Any]) -> dict[str, int]:
+    """Counts of a report's tests: what goes into the records of a run."""
+    status = report.get("tests_status", {})
+    return {
+        f"{name.lower()}_{outcome}": len(status.get(name, {}).get(outcome, ()))
+        for name in ("FAIL_TO_PASS", "PASS_TO_PASS")
+        for outcome in ("success", "failure")
+    }
