@@ -48,7 +48,7 @@ def build(node: DictConfig) -> Config:
     """The typed config behind a composed node. Raises OmegaConf's errors for missing values, and
     UsageError for a key that `+key=value` added."""
     if "hydra" in node:
-        node = OmegaConf.masked_copy(node, [key for key in node if key != "hydra"])
+        node = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
     config = cast(Config, OmegaConf.to_object(node))
     declared = {key for key, _ in flatten(config)}
     for key in _leaves(OmegaConf.to_container(node)):

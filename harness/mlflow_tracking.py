@@ -6,6 +6,7 @@ neither may delay an update.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import queue
@@ -17,6 +18,8 @@ from typing import Any
 from harness.config import Config, flatten
 from harness.mlflow_store import Store, describe_process
 from harness.protocols import UsageError
+
+log = logging.getLogger(__name__)
 
 PARENT = "HARNESS_MLFLOW_PARENT"  # a multirun hands its run id to its jobs' processes
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
@@ -47,7 +50,7 @@ def _tags(config: Config) -> dict[str, str]:
 
 
 class MlflowTracker:
-    """One job's run. Errors of the thread come out of `ready` and `close` as UsageError."""
+    """One job's run. What goes wrong later than `ready` is logged: the run's folder is whole."""
 
     def __init__(self, config: Config, name: str) -> None:
         self._config, self._name = config, name
@@ -74,7 +77,8 @@ class MlflowTracker:
         final = numbers(summary)
         self._work.put(("close", status, final, folder))
         self._thread.join()
-        self.ready()
+        if self._error is not None:
+            log.error("MLflow did not take everything (%s); the run's folder has it", self._error)
 
     def _serve(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What a multirun shares: its folder and its parent run, set up once before jobs run side by side."""
+"""What a multirun shares: its folder and its parent run, set up before its jobs."""
 
 from __future__ import annotations
 

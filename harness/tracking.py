@@ -17,7 +17,7 @@ class Tracker(Protocol):
         ...
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """One optimizer step's figures under `group/name` keys; what is no finite number is left out."""
+        """One optimizer step's figures under `group/name` keys; only finite numbers are kept."""
         ...
 
     def close(self, status: str, summary: Mapping[str, Any], folder: Path) -> None:

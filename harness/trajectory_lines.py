@@ -1,7 +1,7 @@
 """A trajectory as one line of trajectories.jsonl, and back.
 
 Lossless and compact: tokens whole, the action mask as spans, log-probabilities of generated tokens
-only, to nine significant digits (which name a float32 exactly).
+only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def encode(trajectory: Trajectory) -> dict[str, Any]:
         "token_ids": trajectory.tokens_T,
         "action_spans": _spans(mask_T),
         "behaviour_logprobs": [
-            float(f"{value:.9g}")
+            value
             for value, mask in zip(trajectory.behaviour_logprobs_T, mask_T, strict=True)
             if mask
         ],

@@ -1,0 +1,62 @@
+"""Progress and the closing table, on streams that are no terminal and take ASCII only."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+from pathlib import Path
+
+from harness.composition import compose
+from harness.display import Display, print_closing_table
+from harness.records import blank_summary
+
+
+def _ascii_stream() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict", write_through=True)
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
+
+
+def test_without_a_terminal_an_update_is_one_plain_line() -> None:
+    stream = _ascii_stream()
+    with Display(stream) as display:
+        display.note("sandbox: bubblewrap, because no Docker engine answers — é")
+        display.phase("training")
+        display.update({"update": 1, "budget/spent": 1.0, "reward/mean": 0.5, "idle/learner": None})
+    lines = _written(stream).splitlines()
+    assert lines[0].startswith("sandbox: bubblewrap")
+    assert lines[1] == "[00:00] training"
+    assert "update 1" in lines[2] and "reward 0.500" in lines[2] and "idle learner -" in lines[2]
+    assert len(lines) == 3
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_terminal_gets_a_live_panel_that_leaves_nothing_behind() -> None:
+    ours, theirs = pty.openpty()
+    with open(theirs, "w", encoding="utf-8") as stream, Display(stream) as display:
+        display.phase("training")
+        display.update({"update": 1})
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the terminal's other end is closed
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert b"training" in shown
+    assert b"idle learner" in shown
+
+
+def test_the_closing_table_fits_eighty_columns_and_says_before_and_after() -> None:
+    summary = blank_summary(compose(["schedule=stream"]))
+    summary["accuracy"] |= {"initial": 0.25, "final": 0.5, "tasks": 64}
+    summary["infrastructure_errors"] = {"start": 2}
+    stream = _ascii_stream()
+    print_closing_table(summary, Path("outputs/summary.json"), stream)
+    text = _written(stream)
+    assert "25.0% +- 5.4% before -> 50.0% +- 6.2% after" in text
+    assert "start 2" in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,46 @@
+"""Everything that is loaded by dotted path, so that no hidden import goes against the direction."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.cluster.worker import load
+
+_ROOT = Path(__file__).parents[2]
+_ALLOWED = {
+    "baselines.sync:Sync",
+    "configs.schemas:register",
+    "environments.swebench.environment:SweBench",
+    "environments.swebench.mini.dataset:MiniSource",
+    "environments.swebench.pypi:PypiSource",
+    "harness.engines.torch_engine:TorchEngine",
+    "harness.experiment:execute",
+    "harness.learner.torch_learner:TorchLearner",
+    "thundersync.ledger:GradientLedger",
+    "thundersync.stream:Stream",
+}
+_DOTTED = re.compile(
+    r"""["'\s]((?:baselines|configs|environments|harness|results|thundersync)(?:\.\w+)+:\w+)"""
+)
+
+
+def _found() -> set[str]:
+    files = [
+        path
+        for package in ("baselines", "configs", "environments", "harness", "results", "thundersync")
+        for path in (_ROOT / package).rglob("*")
+        if path.suffix in (".py", ".yaml")
+    ]
+    return {name for path in files for name in _DOTTED.findall(path.read_text(encoding="utf-8"))}
+
+
+def test_only_the_listed_targets_are_loaded_by_name() -> None:
+    assert _found() == _ALLOWED
+
+
+@pytest.mark.parametrize("target", sorted(_ALLOWED))
+def test_every_listed_target_exists(target: str) -> None:
+    assert callable(load(target))

@@ -1,0 +1,98 @@
+"""A wrong setting: one line that names key, value and way out, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.composition import compose
+from harness.protocols import UsageError
+from harness.validation import validate
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness.run", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("rollout.group_sze=4", ("rollout.group_sze", "did you mean rollout.group_size?")),
+        ("+foo=3", ("foo: no such key",)),
+        ("env.split_name=x", ("env.split_name: no such key",)),
+        ("env=swebnch", ("env=swebnch", "there is: swebench")),
+        ("schedule=async", ("schedule=async", "there is: stream, sync")),
+        ("rollout.group_size=many", ("rollout.group_size=many", "Integer")),
+        ("rollout.group_size=1", ("rollout.group_size=1", "at least 2")),
+        ("policy.path=/no/such/policy", ("policy.path=/no/such/policy", "no such file")),
+        ("replay=[", ("[",)),
+        ("seed", ("seed",)),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argument: str, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    ended = _run(tmp_path, argument)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 1
+    for part in expected:
+        assert part in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("sed=3", 2)])
+def test_an_answer_costs_less_than_two_seconds(argument: str, code: int, tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert _run(tmp_path, argument).returncode == code
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert cpu_s < 2  # processor time: other work on the machine does not count
+
+
+def test_a_sweep_with_a_misspelt_option_starts_no_job(tmp_path: Path) -> None:
+    ended = _run(tmp_path, "-m", "schedule=sync,asinc", "tracking=none")
+    assert ended.returncode == 2
+    assert "schedule=asinc: no such option; there is: stream, sync" in ended.stderr
+    assert not list(tmp_path.rglob("summary.json"))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("schedule.release=turn", "schedule.release=turn: not available; there is: batch, group"),
+        ("schedule.learning_rate=-1", "schedule.learning_rate=-1.0: out of range"),
+        ("learner.beta1=1.5", "at least 0 and at most 1"),
+        ("budget.limit=0", "budget.limit=0.0: out of range; it must be above 0"),
+        ("budget.limit=inf", "budget.limit=inf: out of range"),
+        ("budget.kind=update", "did you mean updates?"),
+        ("rollout.max_new_tokens=640", "rollout.max_context_tokens=640"),
+        ("schedule.max_staleness=2", "schedule.max_staleness=2"),
+        ("schedule.target=no.such:Thing", "schedule.target=no.such:Thing: cannot be imported"),
+        ("ledger.target=thundersync.ledger", "write package.module:Name"),
+        ("replay=missing.jsonl", "replay=missing.jsonl: no such file"),
+    ],
+)
+def test_impossible_values_name_the_key_and_the_way_out(override: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        validate(compose([override]))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sync_takes_no_other_rung() -> None:
+    with pytest.raises(UsageError, match="schedule=sync releases batch"):
+        validate(compose(["schedule=sync", "schedule.release=reward"]))
+
+
+@pytest.mark.parametrize("schedule", ["sync", "stream"])
+@pytest.mark.parametrize("extra", [[], ["experiment=smoke"], ["tracking=none"]])
+def test_what_is_offered_is_valid(schedule: str, extra: list[str]) -> None:
+    validate(compose([f"schedule={schedule}", *extra]))

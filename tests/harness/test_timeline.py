@@ -1,0 +1,91 @@
+"""Busy intervals, idle fractions and the Perfetto trace."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.protocols import Interval
+from harness.timeline import Timeline, union
+
+_WINDOWS = st.lists(
+    st.tuples(st.integers(0, 100), st.integers(0, 100)).map(lambda pair: (min(pair), max(pair))),
+    max_size=12,
+)
+
+
+def _timeline(intervals: list[tuple[int, int]], resource: str = "engine/0") -> Timeline:
+    timeline = Timeline(0.0)
+    for start, end in intervals:
+        timeline.add(Interval(resource, "work", float(start), float(end)))
+    return timeline
+
+
+@given(busy=_WINDOWS, inside=_WINDOWS)
+def test_busy_and_idle_add_up_to_one(busy: list, inside: list) -> None:
+    timeline = _timeline(busy)
+    moments = {t for start, end in inside for t in range(start, end)}
+    worked = {t for start, end in busy for t in range(start, end)}
+    idle = timeline.idle_fraction(["engine/0"], inside)
+    if not moments:
+        assert idle is None
+        return
+    assert idle is not None
+    assert timeline.busy_s(["engine/0"], inside) == pytest.approx(len(moments & worked))
+    assert idle + timeline.busy_s(["engine/0"], inside) / len(moments) == pytest.approx(1.0)
+
+
+def test_two_resources_share_the_window() -> None:
+    timeline = _timeline([(0, 10)])
+    timeline.add(Interval("engine/1", "work", 0.0, 5.0))
+    assert timeline.idle_fraction(["engine/0", "engine/1"], [(0, 10)]) == pytest.approx(0.25)
+    assert timeline.idle_fraction(["engine/0", "engine/9"], [(0, 10)]) == pytest.approx(0.5)
+    assert timeline.resources("engine") == ["engine/0", "engine/1"]
+
+
+def test_union_joins_touching_windows_and_drops_empty_ones() -> None:
+    assert union([(3, 4), (1, 2), (2, 3), (7, 7), (9, 8)]) == [(1, 4)]
+
+
+def test_busy_marks_the_block_even_when_it_raises() -> None:
+    timeline = Timeline(time.monotonic())
+    with pytest.raises(KeyError), timeline.busy("learner/0", "backward", rows=3):
+        raise KeyError
+    (interval,) = timeline.intervals
+    assert interval.end_s >= interval.start_s
+    assert interval.args == {"rows": 3}
+
+
+def test_the_trace_names_its_tracks_and_counts_microseconds(tmp_path: Path) -> None:
+    timeline = Timeline(100.0)
+    timeline.add(Interval("engine/0", "decode", 100.5, 101.0, {"rows": 2}))
+    timeline.add(Interval("sandbox/03", "exec", 100.6, 100.7))
+    timeline.instant("groups", "group closed", at_s=102.0, group=1)
+    timeline.write(tmp_path / "timeline.json")
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert set(names.values()) == {"engine/0", "sandbox/03", "groups"}
+    decode = next(e for e in events if e["name"] == "decode")
+    assert (decode["ph"], decode["ts"], decode["dur"]) == ("X", 5e5, 5e5)
+    assert names[decode["tid"]] == "engine/0"
+    closed = next(e for e in events if e["name"] == "group closed")
+    assert (closed["ph"], closed["ts"], closed["args"]) == ("i", 2e6, {"group": 1})
+
+
+def test_a_hundred_thousand_intervals_are_no_burden(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    timeline = Timeline(0.0)
+    for _ in range(100_000):
+        start = draw.uniform(0, 1000)
+        timeline.add(Interval(f"sandbox/{draw.randrange(16):02d}", "exec", start, start + 0.05))
+    began = time.perf_counter()
+    idle = timeline.idle_fraction(timeline.resources("sandbox"), [(0.0, 500.0), (600.0, 1000.0)])
+    timeline.write(tmp_path / "timeline.json")
+    assert idle is not None and 0.6 < idle < 0.9
+    assert time.perf_counter() - began < 10

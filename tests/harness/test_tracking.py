@@ -1,0 +1,117 @@
+"""MLflow on a real SQLite store: figures, children, and runs whose process was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from harness.composition import compose
+from harness.config import Config
+from harness.protocols import UsageError
+from harness.records import Records, blank_summary
+from harness.tracking import NoTracker, open_parent, open_tracker
+
+_LEAVE_RUNNING = """
+import os, signal, sys
+from harness.composition import compose
+from harness.tracking import open_tracker
+tracker = open_tracker(compose([f"tracking.uri={sys.argv[1]}"]), "victim")
+tracker.ready()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+
+
+def _config(uri: str) -> Config:
+    return compose([f"tracking.uri={uri}", "tracking.experiment=tests"])
+
+
+def _runs(uri: str) -> dict[str, object]:
+    client = MlflowClient(uri)
+    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return {run.info.run_name: run for run in found}
+
+
+def test_the_last_figures_are_the_summary_s(uri: str, tmp_path: Path) -> None:
+    config = _config(uri)
+    tracker = open_tracker(config, "one")
+    for step in range(1, 4):
+        tracker.update(step, {"idle/learner": 0.9, "time/per_update_s": step, "note": "text"})
+    summary = blank_summary(config) | {"status": "finished", "updates": 3}
+    summary["idle"]["learner"] = 0.25  # below what the updates said: the last value must win
+    Records(tmp_path).summary(summary)
+    tracker.close("finished", summary, tmp_path)
+    run = _runs(uri)["one"]
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["idle/learner"] == 0.25
+    assert run.data.metrics["budget/limit"] == 15
+    assert run.data.params["rollout.group_size"] == "8"
+    assert run.data.tags["schedule"] == "stream"
+    assert run.data.tags["status"] == "finished"
+    client = MlflowClient(uri)
+    history = client.get_metric_history(run.info.run_id, "time/per_update_s")
+    assert [(m.step, m.value) for m in history] == [(1, 1), (2, 2), (3, 3)]
+    assert [a.path for a in client.list_artifacts(run.info.run_id)] == ["summary.json"]
+
+
+@pytest.mark.parametrize(("status", "expected"), [("interrupted", "KILLED"), ("failed", "FAILED")])
+def test_an_unhappy_end_is_told(status: str, expected: str, uri: str, tmp_path: Path) -> None:
+    tracker = open_tracker(_config(uri), status)
+    tracker.close(status, blank_summary(_config(uri)) | {"status": status}, tmp_path)
+    assert _runs(uri)[status].info.status == expected
+
+
+def test_a_run_left_by_sigkill_is_killed_at_the_next_start(uri: str, tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", _LEAVE_RUNNING, uri], timeout=60)
+    assert ended.returncode == -9
+    assert _runs(uri)["victim"].info.status == "RUNNING"
+    alive = open_tracker(_config(uri), "alive")
+    alive.ready()
+    another = open_tracker(_config(uri), "another")
+    another.ready()
+    assert _runs(uri)["victim"].info.status == "KILLED"
+    assert _runs(uri)["alive"].info.status == "RUNNING"  # its process, this one, lives
+    for tracker in (alive, another):
+        tracker.close("finished", {}, tmp_path)
+
+
+def test_jobs_are_children_of_their_multirun(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "somebody-elses")
+    parent = open_parent(_config(uri), "sweep")
+    assert "MLFLOW_RUN_ID" not in os.environ
+    child = open_tracker(_config(uri), "child")
+    child.close("finished", {}, tmp_path)
+    parent.close("finished")
+    runs = _runs(uri)
+    assert runs["child"].data.tags["mlflow.parentRunId"] == runs["sweep"].info.run_id
+    assert runs["sweep"].info.status == "FINISHED"
+    orphan = open_tracker(_config(uri), "orphan")
+    orphan.close("finished", {}, tmp_path)
+    assert "mlflow.parentRunId" not in _runs(uri)["orphan"].data.tags
+
+
+def test_a_store_that_cannot_be_opened_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    tracker = open_tracker(_config(f"sqlite:///{tmp_path}/file/mlflow.db"), "nowhere")
+    with pytest.raises(UsageError, match=r"tracking\.uri=.*tracking=none"):
+        tracker.ready()
+
+
+def test_none_logs_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tracker = open_tracker(compose(["tracking=none"]), "quiet")
+    tracker.update(1, {"a/b": 1})
+    tracker.close("finished", {}, tmp_path)
+    assert isinstance(tracker, NoTracker)
+    assert list(tmp_path.iterdir()) == []
