@@ -12,6 +12,7 @@ import ast
 import copy
 import hashlib
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,7 +118,7 @@ class MiniTask:
             texts = [
                 f.source if fixed or f is not self.target else self.buggy_source for f in functions
             ]
-            files[f"{self.package}/{module}.py"] = "\n\n\n".join(texts) + "\n"
+            files[f"{self.package}/{module}.py"] = "\n\n".join(texts) + "\n"
         return files
 
     def test_files(self, *, hidden: bool) -> dict[str, str]:
@@ -204,7 +205,9 @@ def _render(
         tree = rewrite.visit(tree)
         if not rewrite.done:
             raise ValueError(f"template {template.name}: no subtree {mutation.old!r} to mutate")
-    return ast.unparse(ast.fix_missing_locations(_Rename(names, constant).visit(tree)))
+    text = ast.unparse(ast.fix_missing_locations(_Rename(names, constant).visit(tree)))
+    # Python releases differ in the brackets they write around a lone generator argument.
+    return re.sub(r"\b(all|any)\(\((.*)\)\)$", r"\1(\2)", text)
 
 
 def _function(template: Template, rng: random.Random) -> Function:
