@@ -19,6 +19,11 @@ from harness.config import TrackingConfig
 _HOST, _PID, _BORN = "harness.host", "harness.pid", "harness.process_started"
 
 
+def default_uri() -> str:
+    """SQLite in the working directory."""
+    return f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+
+
 def _host() -> str:
     """The machine and its boot: a process id means something only within both."""
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -68,7 +73,7 @@ class Store:
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         os.environ["GIT_PYTHON_REFRESH"] = "quiet"
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-        uri = tracking.uri or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+        uri = tracking.uri or default_uri()
         local = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
         with _alone(local) if local else contextlib.nullcontext():
             import logging

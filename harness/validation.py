@@ -17,8 +17,6 @@ _ADVANTAGES = "see the mathematics note, section 2"
 _CHOICES: dict[str, Sequence[str | None]] = {
     "schedule.release": ("batch", "group", "reward"),
     "schedule.placement": ("disaggregated",),
-    "env.name": ("swebench",),
-    "env.dataset": ("mini", "pypi"),
     "agent.name": ("policy", "oracle", "nop"),
     "objective.name": ("grpo",),
     "policy.name": ("tiny",),
@@ -49,8 +47,6 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "rollout.temperature": (0, math.inf, False),
     "rollout.time_limit_s": (0, math.inf, False),
     "rollout.retries": (0, math.inf, True),
-    "env.command_timeout_s": (0, math.inf, False),
-    "env.verify_timeout_s": (0, math.inf, False),
     "engine.slots": (1, math.inf, True),
     "learner.beta1": (0, 1, True),
     "learner.beta2": (0, 1, True),
@@ -103,6 +99,7 @@ def validate(config: Config) -> None:
                 f"schedule.{key}={value}: schedule={config.schedule.name} trains on fresh "
                 "trajectories only; leave it unset"
             )
+    config.env.check()
     for key in _FILES:
         _exists(key, lookup(config, key))
     for key in _TARGETS:

@@ -19,6 +19,7 @@ class SweBenchConfig:
     name: str = "swebench"
     dataset: str = "mini"
     split: str = "eval"
+    eval_split: str = "eval"
     data_dir: str | None = None
     agent_prompt: str = "auto"
     command_timeout_s: float = 20.0
