@@ -36,8 +36,6 @@ class Sync:
             ):
                 if advantage != 0.0:
                     advantages[trajectory.trajectory_id] = advantage
-        learnt = [
-            t for g in batch.groups for t in g.trajectories if t.trajectory_id in advantages
-        ]
+        learnt = [t for g in batch.groups for t in g.trajectories if t.trajectory_id in advantages]
         for chunk in run.chunks(learnt):
             await run.learner.accumulate(chunk, [advantages[t.trajectory_id] for t in chunk])

@@ -23,16 +23,16 @@ class Agent(Protocol):
     """Acts for one trajectory."""
 
     async def act(self, trajectory: Trajectory, message: str) -> str | None:
-        """The assistant's text after reading `message`; None when a limit ended the trajectory, whose
-        `end` then says which."""
+        """The assistant's text after reading `message`; None when a limit ended the trajectory,
+        whose `end` then says which."""
         ...
 
     async def close(self, trajectory: Trajectory) -> None: ...
 
 
 class PolicyAgent:
-    """The language model. Tokens go from the engine into the trajectory as they are: nothing is ever
-    decoded and encoded again."""
+    """The language model. Tokens go from the engine into the trajectory as they are: nothing is
+    ever decoded and encoded again."""
 
     def __init__(
         self, engine: Engine, chat: Chat, limits: RolloutConfig, temperature: float
@@ -64,8 +64,7 @@ class PolicyAgent:
         )
         _extend(trajectory, completion.tokens_T, completion.logprobs_T, generated=True)
         trajectory.version_spans += [
-            VersionSpan(s.version, start + s.start, start + s.end)
-            for s in completion.version_spans
+            VersionSpan(s.version, start + s.start, start + s.end) for s in completion.version_spans
         ]
         if completion.finish == "length":
             trajectory.end = "token_limit"

@@ -8,8 +8,9 @@ from harness.protocols import Clock, Event, Group, GroupClosed
 
 
 class LiveBatch:
-    """The Batch protocol over a queue. `fail` makes every later `next` and `ready` raise: a schedule
-    waits only here, so this is where a broken rollout, or the end of a time budget, reaches it."""
+    """The Batch protocol over a queue. `fail` makes every later `next` and `ready` raise: a
+    schedule waits only here, so this is where a broken rollout, or the end of a time budget,
+    reaches it."""
 
     def __init__(self, index: int, version: int, groups: Sequence[Group], clock: Clock) -> None:
         self.index = index

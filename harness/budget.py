@@ -1,8 +1,9 @@
 """Matched budgets: what is counted, and when it is spent.
 
-A budget counts training only: the clock runs from the first batch to the last update, and evaluation,
-set-up, warm start and parity checks are outside. No new batch starts once the budget is spent. A time
-budget that ends inside a batch ends the batch: it is discarded and its cost counts (design.md).
+A budget counts training only: the clock runs from the first batch to the last update, and
+evaluation, set-up, warm start and parity checks are outside. No new batch starts once the budget is
+spent. A time budget that ends inside a batch ends the batch: it is discarded and its cost counts
+(design.md).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from harness.protocols import Clock
 
 
 class BudgetEnded(Exception):
-    """Raised into the schedule at the end of a time budget, where it waits for its batch's events."""
+    """Raised into the schedule at the end of a time budget, where it waits for its batch's
+    events."""
 
 
 @dataclass
@@ -29,8 +31,8 @@ class Counters:
 
 
 class Budget:
-    """`kind` is updates, trajectories, tokens (generated), wall_clock_s or device_s; device seconds are
-    devices x seconds, whether or not a device was busy."""
+    """`kind` is updates, trajectories, tokens (generated), wall_clock_s or device_s; device seconds
+    are devices x seconds, whether or not a device was busy."""
 
     def __init__(self, config: BudgetConfig, devices: int, clock: Clock) -> None:
         self.kind = config.kind

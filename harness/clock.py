@@ -1,4 +1,5 @@
-"""Wall time behind the Clock protocol. Everything that takes time, or runs side by side, goes through it."""
+"""Wall time behind the Clock protocol. Everything that takes time, or runs side by side, goes
+through it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ T = TypeVar("T")
 class WallClock:
     """Seconds of the system's monotonic clock since `origin_s`; concurrency is asyncio's."""
 
-    kind: Literal["wall"] = "wall"
+    kind: Literal["wall", "virtual"] = "wall"
 
     def __init__(self) -> None:
         self.origin_s = time.monotonic()

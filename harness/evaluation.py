@@ -13,8 +13,9 @@ from harness.rollout import Rollouts, derive_seed
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`solve_rate` is the mean over tasks of the share of judged samples with reward 1; the standard
-    error treats tasks as the sample. A sample lost to infrastructure is left out and counted."""
+    """`solve_rate` is the mean over tasks of the share of judged samples with reward 1; the
+    standard error treats tasks as the sample. A sample lost to infrastructure is left out and
+    counted."""
 
     solve_rate: float | None
     standard_error: float | None

@@ -142,7 +142,9 @@ class Experiment:
         await parts.engine.drain_intervals()  # not training: kept out of the timeline
         self.evaluation_s += time.monotonic() - started_s
         rate = self.evaluations[name].solve_rate
-        self._display.note(f"held-out solve rate ({name}): {rate if rate is None else f'{rate:.1%}'}")
+        self._display.note(
+            f"held-out solve rate ({name}): {rate if rate is None else f'{rate:.1%}'}"
+        )
 
     async def _train(self, parts: Parts) -> None:
         config = self._config

@@ -7,15 +7,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from harness.agents import PolicyAgent, ScriptedAgent, scripted
+from harness.agents import Agent, PolicyAgent, scripted
 from harness.clock import WallClock
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.learner.client import TorchLearnerClient
 from harness.protocols import Environment, SandboxProvider, Task
-from harness.rollout import MakeAgent, Rollouts
+from harness.rollout import Rollouts
 
 ENVIRONMENTS = {"swebench": "environments.swebench.environment:SweBench"}
 
@@ -46,7 +46,7 @@ def cores(config: Config) -> tuple[list[int] | None, list[int] | None]:
 async def open_parts(config: Config, run_id: str, weights: Path | None) -> AsyncIterator[Parts]:
     """Start sandboxes, engine and learner side by side. `weights` is where the learner publishes;
     None means no training. On the way out every process and sandbox is ended."""
-    from environments.sandbox.select import open_provider
+    from environments.sandbox.select import SandboxKind, open_provider
 
     clock = WallClock()
     environment: Environment = load(ENVIRONMENTS[config.env.name])(config.env)
@@ -54,7 +54,7 @@ async def open_parts(config: Config, run_id: str, weights: Path | None) -> Async
         provider: SandboxProvider | None = None
         if config.replay is None:
             provider = await open_provider(
-                config.sandbox.kind,
+                cast(SandboxKind, config.sandbox.kind),
                 image=config.sandbox.image,
                 run_id=run_id,
                 max_parallel=config.sandbox.max_parallel,
@@ -114,16 +114,12 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
 
 def make_rollouts(config: Config, parts: Parts, temperature: float) -> Rollouts:
     """The agent loop at one sampling temperature (training and evaluation may differ)."""
-    make_agent: MakeAgent
-    if config.agent.name == "policy":
-        agent = PolicyAgent(parts.engine, parts.chat, config.rollout, temperature)
+    policy = PolicyAgent(parts.engine, parts.chat, config.rollout, temperature)
 
-        def make_agent(task: Task) -> PolicyAgent:
-            return agent
-    else:
-
-        def make_agent(task: Task) -> ScriptedAgent:
-            return scripted(config.agent.name, parts.environment, task)
+    def make_agent(task: Task) -> Agent:
+        if config.agent.name == "policy":
+            return policy
+        return scripted(config.agent.name, parts.environment, task)
 
     return Rollouts(
         parts.environment,

@@ -67,9 +67,9 @@ EndReason = Literal["submit", "turn_limit", "token_limit", "context_limit", "tim
 class Trajectory:
     """One agent's life on one task: exactly the tokens that the engine saw and made.
 
-    `tokens_T`, `action_mask_T` (1 on generated tokens) and `behaviour_logprobs_T` (0 elsewhere) have
-    the same length. `reward` is None until the verdict; `infrastructure_error` is the kind of the
-    failure that lost it (then reward stays None).
+    `tokens_T`, `action_mask_T` (1 on generated tokens) and `behaviour_logprobs_T` (0 elsewhere)
+    have the same length. `reward` is None until the verdict; `infrastructure_error` is the kind of
+    the failure that lost it (then reward stays None).
     """
 
     trajectory_id: str
@@ -102,8 +102,8 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """The trajectories of one task in one batch. `trajectories` holds the survivors, in index order;
-    a group whose retry limit was exhausted is `dropped` whole, by every schedule alike."""
+    """The trajectories of one task in one batch. `trajectories` holds the survivors, in index
+    order; a group whose retry limit was exhausted is `dropped` whole, by every schedule alike."""
 
     group: int
     task_id: str
@@ -167,8 +167,8 @@ class Batch(Protocol):
 
 @dataclass(frozen=True)
 class Generation:
-    """A request to the engine. `prompt_T` is the whole context; the engine reuses the keys and values
-    that session `session` already holds for a common prefix. Sampling is a pure function of
+    """A request to the engine. `prompt_T` is the whole context; the engine reuses the keys and
+    values that session `session` already holds for a common prefix. Sampling is a pure function of
     (seed, number of tokens generated so far in the session, logits), so that arrival order and
     neighbours in the batch do not change what is sampled. `forced_T` replays recorded tokens."""
 
@@ -253,8 +253,8 @@ class Learner(Protocol):
         ...
 
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
-        """Compute score gradients into the ledger. With its reward known a trajectory is committed at
-        once; otherwise it stays pending until `commit`."""
+        """Compute score gradients into the ledger. With its reward known a trajectory is committed
+        at once; otherwise it stays pending until `commit`."""
         ...
 
     async def commit(self, trajectory_id: str, reward: float) -> None: ...
@@ -264,7 +264,8 @@ class Learner(Protocol):
         ...
 
     async def fold(self, spec: FoldSpec) -> None:
-        """Turn a closed group's ledger into its policy-gradient contribution, and free the ledger."""
+        """Turn a closed group's ledger into its policy-gradient contribution, and free the
+        ledger."""
         ...
 
     async def drop(self, group: int) -> None:
@@ -340,7 +341,8 @@ class Run(Protocol):
 
 
 class Schedule(Protocol):
-    """One schedule: an async function over batches and their events. It awaits protocol verbs only."""
+    """One schedule: an async function over batches and their events. It awaits protocol verbs
+    only."""
 
     name: str
     release: Release | None

@@ -1,5 +1,6 @@
-"""Recorded trajectories played back: the engine decodes the recorded tokens at their real cost, tool
-calls and verification take their recorded time. What differs between two replays is the schedule.
+"""Recorded trajectories played back: the engine decodes the recorded tokens at their real cost,
+tool calls and verification take their recorded time. What differs between two replays is the
+schedule.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ Emit = Callable[[Event], None]
 
 
 class Replay:
-    """Batches of a run's trajectories.jsonl, in its order; starts again at its end. Lost attempts are
-    left out: the recorded survivors are what a schedule gets."""
+    """Batches of a run's trajectories.jsonl, in its order; starts again at its end. Lost attempts
+    are left out: the recorded survivors are what a schedule gets."""
 
     def __init__(self, path: Path, engine: Engine, clock: Clock, temperature: float) -> None:
         batches: dict[int, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
@@ -49,7 +50,8 @@ class Replay:
     def start(
         self, index: int, version: int, tasks: Sequence[Task], seed: int, record: Emit
     ) -> LiveBatch:
-        """Play batch `index` (modulo the recording's length); tasks and seed are the recording's."""
+        """Play batch `index` (modulo the recording's length); tasks and seed are the
+        recording's."""
         recorded = self._batches[index % len(self._batches)]
         groups = [
             Group(index * len(recorded) + k, ts[0].task_id, ts[0].difficulty)

@@ -1,7 +1,7 @@
 """The agent loop: prompt -> engine -> action -> sandbox -> observation, and its events.
 
-Rules that every schedule shares: only a submitted trajectory is verified, one that a limit ended has
-reward 0; an infrastructure failure is never a reward: verification is tried again on the same
+Rules that every schedule shares: only a submitted trajectory is verified, one that a limit ended
+has reward 0; an infrastructure failure is never a reward: verification is tried again on the same
 submission, a rollout starts again with the same seed, both at most `retries` times, and then the
 whole group is dropped.
 """
@@ -35,6 +35,7 @@ from harness.protocols import (
     TrajectoryLost,
     Turn,
     TurnFinished,
+    Verdict,
 )
 
 Emit = Callable[[Event], None]
@@ -93,9 +94,7 @@ class Rollouts:
         """Start one batch: a group of `group_size` trajectories per task. `record` sees every event
         before the schedule does."""
         first = index * len(tasks)
-        groups = [
-            Group(first + k, task.task_id, task.difficulty) for k, task in enumerate(tasks)
-        ]
+        groups = [Group(first + k, task.task_id, task.difficulty) for k, task in enumerate(tasks)]
         batch = LiveBatch(index, version, groups, self._clock)
 
         def emit(event: Event) -> None:
@@ -224,19 +223,23 @@ class Rollouts:
     ) -> None:
         """Judge the same submission, again after an infrastructure failure."""
         started_s = self._clock.now()
-        for attempt in range(self._limits.retries + 1):
-            try:
-                verdict = await self._environment.verify(task, submission, self._provider)
-                break
-            except InfrastructureError as error:
-                self.infrastructure_errors[error.kind] += 1
-                if attempt == self._limits.retries:
-                    raise
+        verdict = await self._judge(task, submission)
         trajectory.verify_s = self._clock.now() - started_s
         self._busy(slot, "verify", started_s, trajectory)
         if not math.isfinite(verdict.reward):
             raise InfrastructureError("parser", f"{task.task_id}: reward {verdict.reward}")
         trajectory.reward, trajectory.report = verdict.reward, verdict.report
+
+    async def _judge(self, task: Task, submission: Submission) -> Verdict:
+        attempt = 0
+        while True:
+            try:
+                return await self._environment.verify(task, submission, self._provider)
+            except InfrastructureError as error:
+                self.infrastructure_errors[error.kind] += 1
+                if attempt == self._limits.retries:
+                    raise
+                attempt += 1
 
     def take_intervals(self) -> list[Interval]:
         """What sandboxes and verifiers were busy with since the last call."""

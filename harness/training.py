@@ -32,7 +32,8 @@ StartBatch = Callable[[int, int, Sequence[Task], int, Callable[[Event], None]], 
 
 
 def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
-    """Endless task order: a fresh shuffle per epoch, a pure function of the seed and the task list."""
+    """Endless task order: a fresh shuffle per epoch, a pure function of the seed and the task
+    list."""
     generator = random.Random(seed)
     while True:
         epoch = list(tasks)
@@ -56,8 +57,8 @@ def pack(trajectories: Sequence[Trajectory], chunk_tokens: int) -> list[list[Tra
 class Training:
     """One run's training loop seen from a schedule; implements the Run protocol.
 
-    `on_update` gets one row per optimizer step, `on_trajectory` every trajectory once its end is known
-    (with its batch index)."""
+    `on_update` gets one row per optimizer step, `on_trajectory` every trajectory once its end is
+    known (with its batch index)."""
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """The gradient ledger: score gradients wait here, per group, until their advantages are known.
 
-Source: math.md section 2. Lives in a learner's process; schedules hold trajectory ids only. Nothing is
-ever subtracted: a capture is pending until its reward commits it, pending ones are discarded whole,
-a commit is final. The first gradient of a buffer is swapped in, not copied; later ones cost one add.
+Source: math.md section 2. Lives in a learner's process; schedules hold trajectory ids only. Nothing
+is ever subtracted: a capture is pending until its reward commits it, pending ones are discarded
+whole, a commit is final. The first gradient of a buffer is swapped in, not copied; later ones cost
+one add.
 """
 
 from __future__ import annotations
@@ -13,6 +14,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import (
+    _foreach_add_ as foreach_add_,  # pyright: ignore[reportPrivateImportUsage]
+)
+from torch import (
+    _foreach_mul_ as foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
+)
+from torch import (
+    _foreach_norm as foreach_norm,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 Form = Literal["affine", "bucket", "auto"]
 Buffers = list[torch.Tensor]
@@ -24,8 +34,9 @@ class LedgerError(RuntimeError):
 
 @dataclass
 class _OpenGroup:
-    """What a group has committed so far. Bucket form: reward -> sum of H. Affine form: `centre` is the
-    group's first reward c, `sum_0` = sum of H, `sum_1` = sum of (r - c) H (the shift identity)."""
+    """What a group has committed so far. Bucket form: reward -> sum of H. Affine form: `centre` is
+    the group's first reward c, `sum_0` = sum of H, `sum_1` = sum of (r - c) H (the shift
+    identity)."""
 
     rewards: dict[str, float] = field(default_factory=dict)
     buckets: dict[float, Buffers] = field(default_factory=dict)
@@ -65,7 +76,7 @@ class GradientLedger:
         repeated = [t for t in trajectory_ids if t in self._seen]
         if repeated:
             raise LedgerError(f"{repeated[0]}: captured before; a trajectory enters once")
-        if not all(math.isfinite(n) for n in torch._foreach_norm(gradients)):
+        if not all(math.isfinite(n) for n in foreach_norm(gradients)):
             raise LedgerError(f"{', '.join(trajectory_ids)}: the score gradient is not finite")
         self._seen.update(trajectory_ids)
         if self._dtype is not None:
@@ -85,7 +96,7 @@ class GradientLedger:
         if self.form == "affine" or group.sum_0 is not None:
             self._add_affine(group, reward, gradients)
         elif reward in group.buckets:
-            torch._foreach_add_(group.buckets[reward], gradients)
+            foreach_add_(group.buckets[reward], gradients)
         elif self.form == "auto" and len(group.buckets) == 2:
             self._collapse(group)
             self._add_affine(group, reward, gradients)
@@ -103,27 +114,28 @@ class GradientLedger:
         if group.sum_0 is None:
             group.centre, group.sum_0 = reward, gradients
             return
-        torch._foreach_add_(group.sum_0, gradients)
+        foreach_add_(group.sum_0, gradients)
         shifted = reward - group.centre
         if shifted == 0.0:
             return
         if group.sum_1 is None:
-            torch._foreach_mul_(gradients, shifted)
+            foreach_mul_(gradients, shifted)
             group.sum_1 = gradients
         else:
-            torch._foreach_add_(group.sum_1, gradients, alpha=shifted)
+            foreach_add_(group.sum_1, gradients, alpha=shifted)
 
     def _collapse(self, group: _OpenGroup) -> None:
         """From two buckets B[c], B[r] to affine: sum_0 = B[c] + B[r], sum_1 = (r - c) B[r]."""
         (centre, first), (reward, second) = group.buckets.items()
         group.buckets = {}
         group.centre, group.sum_0 = centre, first
-        torch._foreach_add_(first, second)
-        torch._foreach_mul_(second, reward - centre)
+        foreach_add_(first, second)
+        foreach_mul_(second, reward - centre)
         group.sum_1 = second
 
     def discard(self, trajectory_ids: Sequence[str]) -> None:
-        """Throw pending captures away; the trajectories may be captured again (a retried rollout)."""
+        """Throw pending captures away; the trajectories may be captured again (a retried
+        rollout)."""
         for trajectory in trajectory_ids:
             if self._pending.pop(trajectory, None) is None:
                 raise LedgerError(f"{trajectory}: no pending capture to discard")
@@ -148,11 +160,11 @@ class GradientLedger:
             if advantage.setdefault(reward, value) != value:
                 raise LedgerError(f"group {number}: equal rewards {reward} got two advantages")
         for reward, buffers in group.buckets.items():
-            torch._foreach_add_(total, buffers, alpha=advantage[reward])
+            foreach_add_(total, buffers, alpha=advantage[reward])
         if group.sum_0 is not None:
-            torch._foreach_add_(total, group.sum_0, alpha=advantage[group.centre])
+            foreach_add_(total, group.sum_0, alpha=advantage[group.centre])
         if group.sum_1 is not None:
-            torch._foreach_add_(total, group.sum_1, alpha=_slope(number, advantage))
+            foreach_add_(total, group.sum_1, alpha=_slope(number, advantage))
 
     def drop(self, number: int) -> None:
         """Free what a group committed, without a contribution (dropped, or degenerate)."""

@@ -42,9 +42,9 @@ class _Hand:
 
 
 class Stream:
-    """`schedule=stream`. `schedule.release` is the rung of math.md section 3: batch, group or reward;
-    `ledger.max_open_groups` bounds how many groups may hold ledger buffers, past it an open group
-    waits for its close."""
+    """`schedule=stream`. `schedule.release` is the rung of math.md section 3: batch, group or
+    reward; `ledger.max_open_groups` bounds how many groups may hold ledger buffers, past it an open
+    group waits for its close."""
 
     name = "stream"
 
@@ -66,7 +66,8 @@ class Stream:
             await run.finish_update(batch, stats)
 
     async def _listen(self, batch: Batch, hand: _Hand) -> bool:
-        """Take what has happened; wait only when there is nothing to do. False at the batch's end."""
+        """Take what has happened; wait only when there is nothing to do. False at the batch's
+        end."""
         events = batch.ready()
         idle = not (hand.released or (hand.closed and self.release != "batch"))
         if not events and idle:

@@ -94,7 +94,9 @@ class Worker:
                 else:
                     name, message, trace = value
                     future.set_exception(
-                        WorkerError(f"{self.name}: {name}: {message}\n--- in the worker ---\n{trace}")
+                        WorkerError(
+                            f"{self.name}: {name}: {message}\n--- in the worker ---\n{trace}"
+                        )
                     )
         except (EOFError, ConnectionError, OSError):
             self._lost()

@@ -1,9 +1,9 @@
 """A worker process: one service object behind a pipe.
 
 Started as `python -m harness.cluster.worker FD`. A service is any object whose public methods are
-verbs: a plain method's return value is the answer; a method may instead take `reply` (a callable) as
-its first parameter and answer later, from `work()`, which is called while `has_work()` is true. That
-is how an engine batches requests that arrive at any time, with no thread.
+verbs: a plain method's return value is the answer; a method may instead take `reply` (a callable)
+as its first parameter and answer later, from `work()`, which is called while `has_work()` is true.
+That is how an engine batches requests that arrive at any time, with no thread.
 """
 
 from __future__ import annotations

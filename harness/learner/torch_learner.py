@@ -1,7 +1,8 @@
 """The torch learner: forward, backward, ledger, optimizer step and publication, in its own process.
 
 `TorchLearner` is the service (plain synchronous methods, also used directly by the parity check);
-`TorchLearnerClient` is the Learner protocol over a worker process. Gradients never leave the service.
+`TorchLearnerClient` is the Learner protocol over a worker process. Gradients never leave the
+service.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ Buffers = list[torch.Tensor]
 
 
 class TorchLearner:
-    """One rank. `optimizer` holds AdamW's learning_rate, beta1, beta2, weight_decay, and gradient_clip,
-    the largest global norm of the normalised gradient; `ledger` names the ledger class by dotted
-    path. Callers pack their own chunks."""
+    """One rank. `optimizer` holds AdamW's learning_rate, beta1, beta2, weight_decay, and
+    gradient_clip, the largest global norm of the normalised gradient; `ledger` names the ledger
+    class by dotted path. Callers pack their own chunks."""
 
     def __init__(
         self,
@@ -82,7 +83,9 @@ class TorchLearner:
 
     def _gradients(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Buffers:
         """A fresh gradient of the weighted score, given away to the caller."""
-        rows_with_actions = [(r, c) for r, c in zip(rows, coefficients, strict=True) if any(r.action_mask_T)]
+        rows_with_actions = [
+            (r, c) for r, c in zip(rows, coefficients, strict=True) if any(r.action_mask_T)
+        ]
         for parameter in self._parameters:
             parameter.grad = None
         if rows_with_actions:
@@ -95,11 +98,13 @@ class TorchLearner:
 
     def _add_to_total(self, gradients: Buffers) -> None:
         if self._total is not None:
-            torch._foreach_add_(self._total, gradients)
+            torch._foreach_add_(self._total, gradients)  # pyright: ignore[reportPrivateImportUsage]
         else:
             self._total = [g.to(self._dtype) for g in gradients]
 
-    def _busy(self, name: str, start_s: float, rows: Iterable[ScoredTokens] = (), **args: Any) -> None:
+    def _busy(
+        self, name: str, start_s: float, rows: Iterable[ScoredTokens] = (), **args: Any
+    ) -> None:
         rows = list(rows)
         if rows:
             args["trajectories"] = [r.trajectory_id for r in rows]
@@ -121,8 +126,8 @@ class TorchLearner:
         self._busy("accumulate", start_s, kept)
 
     def capture(self, rows: Sequence[ScoredTokens]) -> None:
-        """Score gradients into the ledger: one backward per (group, reward), one per trajectory while
-        its reward is unknown."""
+        """Score gradients into the ledger: one backward per (group, reward), one per trajectory
+        while its reward is unknown."""
         parts: dict[tuple[int, float | str], list[ScoredTokens]] = {}
         for row in rows:
             key = row.trajectory_id if row.reward is None else row.reward
@@ -159,7 +164,8 @@ class TorchLearner:
 
     def step(self, normaliser: float) -> StepStats:
         """One AdamW step along the clipped direction. With nothing accumulated (every group
-        degenerate or dropped) weights and optimizer state stay as they are; the version counts on."""
+        degenerate or dropped) weights and optimizer state stay as they are; the version counts
+        on."""
         start_s = time.monotonic()
         self._ledger.end_of_update()
         norm, clipped = 0.0, False

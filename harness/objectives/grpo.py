@@ -13,7 +13,6 @@ from typing import Literal
 from harness.config import ObjectiveConfig
 from harness.protocols import Trajectory, UsageError
 
-
 Advantages = Callable[[Sequence[float], float], list[float]]
 
 
@@ -73,5 +72,6 @@ class Grpo:
 
     def normaliser(self, trajectories: Sequence[Trajectory]) -> float:
         """Z of token-mean: the action tokens of all surviving trajectories, degenerate groups
-        included (math.md section 2). A trajectory without action tokens adds nothing. At least 1."""
+        included (math.md section 2). A trajectory without action tokens adds nothing. At least
+        1."""
         return float(max(1, sum(t.action_tokens for t in trajectories)))
