@@ -19,7 +19,7 @@ was started as root (the workdir is given to it); and limits to watch over where
 `memory_mb`, `pids` (both by looking at /proc), `max_user_processes` (RLIMIT_NPROC).
 """
 
-import _signal  # the `signal` module wraps it in enums, 3 ms of imports
+import _signal  # pyright: ignore[reportMissingImports]  # `signal` costs 3 ms: enums
 import errno
 import fcntl
 import os
@@ -45,7 +45,7 @@ def set_dumpable(value):
     try:
         import _ctypes
 
-        prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_NOW), "prctl")
+        prctl = _ctypes.dlsym(_ctypes.dlopen("", os.RTLD_NOW), "prctl")
         _ctypes.call_function(prctl, (PR_SET_DUMPABLE, value, 0, 0, 0))
     except (ImportError, OSError):
         return  # a Python without ctypes: the agent can then only harm its own sandbox
@@ -273,7 +273,7 @@ class Server:
             fcntl.fcntl(self.pipe, fcntl.F_SETFL, os.O_NONBLOCK)
             self.shell = os.fork()
         except OSError as error:  # background children use up the process limit: the agent's doing
-            text = b"cannot start the command: " + os.strerror(error.errno).encode() + b"\n"
+            text = b"cannot start the command: " + str(error).encode() + b"\n"
             self.answer(b"ok", b"126", b"0", b"", b"0", text, b"")
             return
         if self.shell == 0:
@@ -460,4 +460,7 @@ class Server:
 if __name__ == "__main__":
     server = Server(sys.argv[1:])
     set_dumpable(0)
-    server.serve()
+    try:
+        server.serve()
+    except MemoryError:  # only the agent's limits on this process can cause it
+        os._exit(137)

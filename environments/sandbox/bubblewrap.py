@@ -35,7 +35,7 @@ from environments.sandbox.cgroups import (
     find_groups,
     process_start,
 )
-from environments.sandbox.channel import Channel, ChannelClosed, ChannelSandbox
+from environments.sandbox.channel import KILLED_EXIT_CODE, Channel, ChannelClosed, ChannelSandbox
 from environments.sandbox.provider import Provider
 
 _SERVER = "/run/agent_server.pyc"
@@ -59,6 +59,7 @@ def find_bwrap() -> str | None:
         return shutil.which("bwrap")
 
 
+_WHOLE_HOST = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
 _NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
 _NAMESPACES += ("--unshare-cgroup-try",)
 _AS_ROOT = (*_NAMESPACES, "--cap-drop", "ALL", "--cap-add", "CAP_CHOWN")
@@ -73,11 +74,7 @@ def isolation_arguments() -> tuple[str, ...]:
 def unusable_reason(bwrap: str) -> str:
     """Empty where a sandbox can be made; else what bwrap says. Costs some 10 ms."""
     outcome = subprocess.run(
-        [
-            bwrap,
-            *isolation_arguments(),
-            *["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "/bin/true"],
-        ],
+        [bwrap, *isolation_arguments(), *_WHOLE_HOST, "/bin/true"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -184,9 +181,10 @@ class BubblewrapSandbox(ChannelSandbox):
     async def _engine_trouble(self) -> str:
         if not await self._ended(_POLITE_END_S):
             return f"{self.sandbox_id} does not answer"
-        if self._process is None or self._process.returncode < 0:
+        code = self._process.returncode if self._process is not None else 0
+        if code < 0:
             return f"{self.sandbox_id} was killed from outside"
-        return ""
+        return "" if code == KILLED_EXIT_CODE else f"{self.sandbox_id} ended with {code}"
 
 
 class BubblewrapProvider(Provider):

@@ -11,6 +11,7 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from environments.protocols import ExecResult, InfrastructureError
 
@@ -20,6 +21,7 @@ _ENOSPC = 28
 # Over the command's own limit: what a sandbox may need to kill a crowd on a loaded machine.
 _ANSWER_GRACE_S = 60.0
 _START_LIMIT_S = 60.0
+KILLED_EXIT_CODE = 137  # of a server that got SIGKILL or ran out of memory
 
 Fields = Sequence[bytes]
 
@@ -50,10 +52,14 @@ def decode_fields(frame: bytes) -> list[bytes]:
     return fields
 
 
+class Reader(Protocol):
+    async def readexactly(self, n: int, /) -> bytes: ...
+
+
 class Channel:
     """One request at a time, one answer each."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: Reader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
