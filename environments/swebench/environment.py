@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 
 from environments.protocols import (
     ExecResult,
@@ -35,6 +37,7 @@ class SweBench:
         self.config.check()
         self.name = "swebench"
         self.dataset = self.config.dataset
+        self.command_timeout_s = self.config.command_timeout_s
         self.source: TaskSource = open_source(self.config.dataset, self.config.data_dir)
         style = self.config.agent_prompt
         self._short = (self.source.prompt if style == "auto" else style) == "short"
@@ -51,6 +54,16 @@ class SweBench:
 
         warm_up()
 
+    def data_hashes(self) -> Mapping[str, str]:
+        """Per split: sha256 over its instances' records, in order."""
+        hashes = {}
+        for split in self.source.splits:
+            digest = hashlib.sha256()
+            for instance in self.source.instances(split):
+                digest.update(json.dumps(instance.record(), sort_keys=True).encode())
+            hashes[f"{self.dataset}/{split}"] = digest.hexdigest()
+        return hashes
+
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in self.source.splits:
             known = ", ".join(self.source.splits)
@@ -60,9 +73,7 @@ class SweBench:
     def task(self, instance: Instance) -> Task:
         """A Task of one instance, of this data set or made on the fly."""
         self._instances[instance.instance_id] = instance
-        return Task(
-            instance.instance_id, instance.split, instance.difficulty, instance.record()
-        )
+        return Task(instance.instance_id, instance.split, instance.difficulty, instance.record())
 
     def instance(self, task: Task) -> Instance:
         """The instance behind a task; one that came from another process is parsed again."""
@@ -138,4 +149,3 @@ class SweBench:
         """Apply the gold patch from a here-document: nothing secret has to lie in the sandbox."""
         patch = self.instance(task).patch.rstrip("\n")
         return [f"git apply --whitespace=nowarn - <<'EOF_GOLD_PATCH'\n{patch}\nEOF_GOLD_PATCH"]
-
