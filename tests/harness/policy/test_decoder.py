@@ -27,7 +27,10 @@ def build(kind: str, folder: Path) -> torch.nn.Module:
         model = transformers.Qwen3ForCausalLM(config)
     else:
         config = transformers.LlamaConfig(
-            **COMMON, num_key_value_heads=4, tie_word_embeddings=False, rope_theta=500.0
+            **COMMON,
+            num_key_value_heads=4,
+            tie_word_embeddings=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         )
         model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():

@@ -1,0 +1,57 @@
+"""The Engine protocol over a worker process; torch-free, so the main process stays light."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.cluster.local import Worker
+from harness.protocols import Completion, Generation, Interval
+
+
+class TorchEngineClient:
+    """Awaited verbs of harness.engines.torch_engine.TorchEngine in its own process."""
+
+    TARGET = "harness.engines.torch_engine:TorchEngine"
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        slots: int,
+        max_context: int,
+        threads: int = 1,
+        affinity: Sequence[int] | None = None,
+        name: str = "engine/0",
+    ) -> None:
+        options: dict[str, Any] = {
+            "path": str(path), "slots": slots, "max_context": max_context,
+            "threads": threads, "name": name,
+        }  # fmt: skip
+        self._worker = Worker(name, self.TARGET, options, threads=threads, affinity=affinity)
+
+    async def start(self) -> None:
+        await self._worker.start()
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    async def generate(self, request: Generation) -> Completion:
+        return await self._worker.call("generate", request)
+
+    async def release(self, session: str) -> None:
+        await self._worker.call("release", session)
+
+    async def update_weights(self, path: str, version: int) -> None:
+        await self._worker.call("update_weights", path, version)
+
+    async def drain_intervals(self) -> list[Interval]:
+        return await self._worker.call("drain_intervals")
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    def kill(self) -> None:
+        self._worker.kill()
