@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cluster.worker import load
@@ -48,7 +49,9 @@ def build(node: DictConfig) -> Config:
     """The typed config behind a composed node. Raises OmegaConf's errors for missing values, and
     UsageError for a key that `+key=value` added."""
     if "hydra" in node:
-        node = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
+        node = copy.deepcopy(node)  # a masked copy would forget the schema
+        with read_write(node), open_dict(node):
+            del node["hydra"]
     config = cast(Config, OmegaConf.to_object(node))
     declared = {key for key, _ in flatten(config)}
     for key in _leaves(OmegaConf.to_container(node)):

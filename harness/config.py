@@ -91,7 +91,7 @@ class SandboxConfig:
 
     kind: str = "auto"
     image: str = "thundersync/mini:1"
-    max_parallel: int = 4
+    max_parallel: int = 64  # sandboxes alive at once: an agent's own, then its verifier's
     memory_mb: int = 512
     cpus: float = 1.0
     pids: int = 256

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.config import Config
 from harness.interrupt import Interrupted, signals_raise
 from harness.protocols import UsageError
 
@@ -24,8 +25,14 @@ def fail(line: str) -> None:
     print(f"error: {text}", file=sys.stderr, flush=True)
 
 
-def main(task: Callable[[Any], None], config_name: str, close: Callable[[bool], None]) -> int:
-    """Run `task` under Hydra with this process's arguments; `close(sweep)` prints the end.
+def main(
+    task: Callable[[Any], None],
+    check: Callable[[Config], None],
+    config_name: str,
+    close: Callable[[bool], None],
+) -> int:
+    """Run `task` under Hydra with this process's arguments; `close(sweep)` prints the end. `check`
+    sees a single run's config before its folder is made.
 
     `task` raises UsageError for 2 and `harness.job.JobFailed` for 1; `close` is called where a job
     began.
@@ -37,9 +44,9 @@ def main(task: Callable[[Any], None], config_name: str, close: Callable[[bool], 
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
     code = 0
-    with signals_raise():
+    with signals_raise(multirun.pass_on):
         try:
-            _hydra(task, config_name)
+            _hydra(task, check, config_name)
         except Interrupted as interrupted:
             code = interrupted.exit_code
             fail(f"interrupted by signal {interrupted.signum}")
@@ -60,17 +67,16 @@ def main(task: Callable[[Any], None], config_name: str, close: Callable[[bool], 
     return code
 
 
-def _hydra(task: Callable[[Any], None], config_name: str) -> None:
+def _hydra(task: Callable[[Any], None], check: Callable[[Config], None], config_name: str) -> None:
     import hydra
 
     from harness import composition
-    from harness.validation import validate
 
     composition.register()
     arguments = sys.argv[1:]
     if not any(argument.startswith("-") for argument in arguments):
         # A single run is checked before Hydra makes its folder.
-        validate(composition.compose(arguments, config_name))
+        check(composition.compose(arguments, config_name))
     hydra.main("pkg://configs", config_name, version_base="1.3")(task)()
 
 

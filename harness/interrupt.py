@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
@@ -21,14 +21,15 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
 
-def _raise(signum: int, frame: FrameType | None) -> None:
-    raise Interrupted(signum)
-
-
 @contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM raise `Interrupted` in the main thread."""
-    before = {number: signal.signal(number, _raise) for number in (signal.SIGINT, signal.SIGTERM)}
+def signals_raise(first: Callable[[int], None] = lambda signum: None) -> Iterator[None]:
+    """Within the block SIGINT and SIGTERM raise `Interrupted` in the main thread, after `first`."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        first(signum)
+        raise Interrupted(signum)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from harness import composition
 from harness.config import Config
-from harness.interrupt import Interrupted
+from harness.interrupt import Interrupted, signals_raise
 from harness.protocols import InfrastructureError, UsageError
 from harness.validation import validate
 
@@ -27,6 +27,16 @@ class JobFailed(RuntimeError):
     """A job that ended in an error, in words alone: it can be sent between a sweep's processes."""
 
 
+def check(config: Config) -> None:
+    """Raises UsageError for what `harness.run` cannot run."""
+    validate(config)
+    if config.agent.name != "policy":
+        raise UsageError(
+            f"agent={config.agent.name}: harness.run trains the policy; "
+            "python -m harness.evaluate takes the other agents"
+        )
+
+
 def run(node: DictConfig) -> None:
     """Run one job. Raises UsageError (alone, not in a sweep), Interrupted or JobFailed."""
     alone = HydraConfig.get().mode != RunMode.MULTIRUN
@@ -34,8 +44,9 @@ def run(node: DictConfig) -> None:
     folders.append(folder)
     config = composition.build(node)
     try:
-        validate(config)
-        _execute(config, folder)
+        with signals_raise():
+            check(config)
+            _execute(config, folder)
     except Interrupted:
         _leave_summary(config, folder, "interrupted")
         raise
@@ -43,6 +54,7 @@ def run(node: DictConfig) -> None:
         _leave_summary(config, folder, "failed")
         if alone and isinstance(error, UsageError):
             raise
+        log.error("%s: %s", folder.name, error)  # of a sweep's errors Hydra shows the first alone
         raise JobFailed(str(error)) from None
     except Exception as error:
         # The one place where every error of a run ends: it is logged whole and the sweep goes on.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
+
+_CLEAN_UP_LIMIT_S = 60.0
 
 _current: Multirun | None = None
 
@@ -14,6 +18,22 @@ _current: Multirun | None = None
 def current() -> Multirun | None:
     """The multirun of this process; None for a single run and inside a sweep's worker process."""
     return _current
+
+
+def pass_on(signum: int) -> None:
+    """Give the signal to a sweep's worker processes and wait until their jobs have cleaned up: what
+    is told to end a sweep is this process alone."""
+    import psutil
+
+    if _current is None:
+        return
+    workers = [p for p in psutil.Process().children() if "LokyProcess" in " ".join(p.cmdline())]
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.send_signal(signum)
+    deadline_s = time.monotonic() + _CLEAN_UP_LIMIT_S
+    while workers and _current.unfinished and time.monotonic() < deadline_s:
+        time.sleep(0.1)
 
 
 class Multirun(Callback):
@@ -41,6 +61,11 @@ class Multirun(Callback):
             (path for path in jobs if path.name.split("_")[0].isdigit()),
             key=lambda path: int(path.name.split("_")[0]),
         )
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a job has begun and not yet ended."""
+        return any(not (folder / "summary.json").exists() for folder in self.folders)
 
     def close(self, status: str) -> None:
         """End the parent run as finished, interrupted or failed."""

@@ -52,7 +52,7 @@ def close(sweep: bool) -> None:
 def main() -> int:
     from harness import job
 
-    return entry.main(job.run, "config", close)
+    return entry.main(job.run, job.check, "config", close)
 
 
 if __name__ == "__main__":
