@@ -18,7 +18,7 @@ class SweBenchConfig:
 
     name: str = "swebench"
     dataset: str = "mini"
-    split: str = "eval"
+    split: str = "train"
     eval_split: str = "eval"
     data_dir: str | None = None
     agent_prompt: str = "auto"

@@ -102,8 +102,9 @@ class SweBench:
     async def collect(self, task: Task, sandbox: Sandbox) -> Submission:
         """The agent's diff against base_commit: new files too, binary-safe, no steering files.
 
-        Bytes that are not UTF-8 survive as surrogates. Where the agent has destroyed .git it is laid
-        down again first; a diff that cannot be made even then is an empty submission.
+        Bytes that are not UTF-8 survive as surrogates. Where the agent has destroyed .git it is
+        laid down again first; a diff that cannot be made even then, or that is over
+        MAX_PATCH_BYTES, is an empty submission.
         """
         instance = self.instance(task)
         git = "git -c core.quotepath=false -c diff.noprefix=false -c core.fsmonitor=false"
@@ -128,7 +129,7 @@ class SweBench:
         if not size.strip().isdigit():
             return Submission("")
         if int(size) > MAX_PATCH_BYTES:
-            return Submission("", None)
+            return Submission("")
         if int(size) > 65536 or "\ufffd" in patch:
             patch = (await sandbox.get(_PATCH_FILE)).decode("utf-8", "surrogateescape")
         return Submission(drop_files(patch, steering_in(patch, verify.gold_files(instance))))
@@ -136,7 +137,7 @@ class SweBench:
     async def verify(
         self, task: Task, submission: Submission, provider: SandboxProvider
     ) -> Verdict:
-        """1.0 where every FAIL_TO_PASS and PASS_TO_PASS test passes on the agent's diff, else 0.0."""
+        """1.0 where all FAIL_TO_PASS and PASS_TO_PASS tests pass on the agent's diff, else 0.0."""
         return await verify.verify(
             self.source,
             self.instance(task),

@@ -1,4 +1,4 @@
-"""Grades a verifier's log with swebench's own parser and report (imported late: it takes seconds)."""
+"""Grades a verifier's log with swebench's own parser and report (imported late: it takes 3 s)."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ def grade(instance: Instance, patch: str, log: str) -> dict[str, Any]:
     return dict(report[instance.instance_id])
 
 
+def outcomes(instance: Instance, log: str) -> dict[str, str]:
+    """Test -> PASSED, FAILED and so on: what swebench's parser reads between the log's markers."""
+    from swebench.harness.log_parsers import PARSER_REGISTRY
+    from swebench.harness.utils import make_test_spec
+
+    inside = log.partition(START_TEST_OUTPUT)[2].partition(END_TEST_OUTPUT)[0]
+    return PARSER_REGISTRY[instance.log_parser](inside, make_test_spec(instance.record()))
+
+
 def contradictions(log: str) -> list[str]:
     """Tests that the log reports more than once with different outcomes: a forged result."""
     inside = log.partition(START_TEST_OUTPUT)[2].partition(END_TEST_OUTPUT)[0]
@@ -59,8 +68,10 @@ def contradictions(log: str) -> list[str]:
     twice = []
     for line in inside.split("\n"):
         words = line.split()
-        if len(words) > 1 and words[0] in ("PASSED", "FAILED", "ERROR") and (
-            seen.setdefault(words[1], words[0]) != words[0]
+        if (
+            len(words) > 1
+            and words[0] in ("PASSED", "FAILED", "ERROR")
+            and (seen.setdefault(words[1], words[0]) != words[0])
         ):
             twice.append(words[1])
     return twice

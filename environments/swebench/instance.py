@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from environments.protocols import UsageError
@@ -45,7 +45,7 @@ class Instance:
 
     def record(self) -> dict[str, Any]:
         """The instance as SWE-bench writes it: a flat dict, test lists as JSON-able lists."""
-        record = asdict(self)
+        record = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in _TESTS:
             record[name] = list(record[name])
         if self.files is None:

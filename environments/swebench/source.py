@@ -46,7 +46,7 @@ class TaskSource(Protocol):
 
 
 def open_source(dataset: str, data_dir: str | None) -> TaskSource:
-    """The source named by `env.dataset`: a key of SOURCES or a dotted path `package.module:Class`."""
+    """The source that `env.dataset` names: a key of SOURCES, or `package.module:Class`."""
     path = SOURCES.get(dataset, dataset)
     module, colon, attribute = path.partition(":")
     if not colon:

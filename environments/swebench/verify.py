@@ -6,6 +6,7 @@ too much memory); what is not raises InfrastructureError and is never a reward.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from environments.protocols import (
@@ -25,11 +26,16 @@ from environments.swebench.instance import (
     patched_files,
 )
 from environments.swebench.source import TOOLS_DIR, TaskSource
-from environments.swebench.steering import drop_files, is_mixed, runner_settings, steering_in
+from environments.swebench.steering import (
+    SETTINGS_FILES,
+    apply_command,
+    may_change_settings,
+    runner_settings,
+    steering_in,
+)
 
 _FOLDER = "/tmp/.verify"  # of the verifier's own sandbox, which no agent has touched
 _APPLIED = ">>>>> Applied Patch"  # swebench's marker
-_APPLY = f"git apply --whitespace=nowarn {_FOLDER}/patch.diff"
 _MAX_LOG_BYTES = 8 << 20
 _STEP_TIMEOUT_S = 60.0
 
@@ -58,67 +64,63 @@ async def verify(
     timeout_s: float,
 ) -> Verdict:
     """Reward 1.0 or 0.0, with a report: {"resolved", "patch_applied", "reason", counts}."""
-    steering = steering_in(patch, gold_files(instance))
-    kept = drop_files(patch, steering)
+    allowed = gold_files(instance)
+    apply = apply_command(f"{_FOLDER}/patch.diff", allowed) if patch.strip() else "true"
+    # Read whole before it runs: code under test could otherwise edit the lines still to come.
+    judge = f'bash -c "$(cat {_FOLDER}/eval.sh)" 2>&1'
+    files = {
+        "patch.diff": patch.encode("utf-8", "surrogateescape"),
+        "eval.sh": grading.full_eval_script(instance).encode(),
+    }
+    ignored = steering_in(patch, allowed)
     sandbox = await provider.start(source.sandbox_spec(instance))
     try:
         await prepare(source, instance, sandbox)
-        files = {
-            "patch.diff": kept.encode("utf-8", "surrogateescape"),
-            "eval.sh": grading.full_eval_script(instance).encode(),
-        }
         await sandbox.put(files, base=_FOLDER)
-        mixed = [p for p in patched_files(kept) if is_mixed(p) and p not in gold_files(instance)]
-        if mixed:
-            steering += await _restore_settings(sandbox, instance, mixed)
-            command = f"echo '{_APPLIED}'; bash {_FOLDER}/eval.sh 2>&1"
-        else:
-            apply = _APPLY if kept.strip() else "true"
-            command = (
-                f"{apply} || {{ echo '{APPLY_PATCH_FAIL}'; exit 0; }}; "
-                f"echo '{_APPLIED}'; bash {_FOLDER}/eval.sh 2>&1"
-            )
-        result = await sandbox.exec(
-            command, timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES
-        )
+        if may_change_settings(patch):
+            ignored += await _apply_and_restore_settings(sandbox, instance, apply, allowed)
+            apply = f"test -e {_FOLDER}/applied"
+        command = f"{apply} || {{ echo '{APPLY_PATCH_FAIL}'; exit 0; }}; echo '{_APPLIED}'; {judge}"
+        result = await sandbox.exec(command, timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
     finally:
         await sandbox.stop()
-    return _judge(instance, patch, result, steering)
+    return _judge(instance, patch, result, ignored)
 
 
-async def _restore_settings(sandbox: Sandbox, instance: Instance, paths: list[str]) -> list[str]:
-    """Apply the diff; put files of `paths` back to base whose test-runner section it changed."""
-    before = {path: await _read(sandbox, path) for path in paths}
-    result = await sandbox.exec(_APPLY, timeout_s=_STEP_TIMEOUT_S)
-    if result.exit_code != 0:
-        return []
+async def _apply_and_restore_settings(
+    sandbox: Sandbox, instance: Instance, apply: str, allowed: Collection[str]
+) -> list[str]:
+    """Apply the diff, and put settings files whose test-runner section it changed back to base.
+
+    Returns the files put back. Leaves a mark where the diff applied.
+    """
+    paths = [path for path in SETTINGS_FILES if path not in allowed]
+    before = [await _read(sandbox, path) for path in paths]
+    await sandbox.exec(f"{apply} && touch {_FOLDER}/applied", timeout_s=_STEP_TIMEOUT_S)
+    after = [await _read(sandbox, path) for path in paths]
     changed = [
         path
-        for path in paths
-        if runner_settings(path, before[path]) != runner_settings(path, await _read(sandbox, path))
+        for path, old, new in zip(paths, before, after, strict=True)
+        if runner_settings(path, old) != runner_settings(path, new)
     ]
-    if changed:
-        names = " ".join(f"'{path}'" for path in changed if "'" not in path)
-        await sandbox.exec(
-            f"git checkout {instance.base_commit} -- {names} || rm -f {names}",
-            timeout_s=_STEP_TIMEOUT_S,
-        )
+    for path in changed:
+        restore = f"rm -rf {path}; git checkout {instance.base_commit} -- {path}"
+        await sandbox.exec(restore, timeout_s=_STEP_TIMEOUT_S)
     return changed
 
 
 async def _read(sandbox: Sandbox, path: str) -> str:
-    result = await sandbox.exec(f"cat '{path}' 2>/dev/null", timeout_s=_STEP_TIMEOUT_S)
+    command = f"cat {path} 2>/dev/null"
+    result = await sandbox.exec(command, timeout_s=_STEP_TIMEOUT_S, max_output_bytes=1 << 20)
     return result.output
 
 
-def _judge(
-    instance: Instance, patch: str, result: ExecResult, steering: list[str]
-) -> Verdict:
+def _judge(instance: Instance, patch: str, result: ExecResult, ignored: list[str]) -> Verdict:
     log = result.output
     name = instance.instance_id
     report: dict[str, Any] = {"resolved": False, "patch_applied": _APPLIED in log}
-    if steering:
-        report["ignored_files"] = steering
+    if ignored:
+        report["ignored_files"] = ignored
 
     def zero(reason: str) -> Verdict:
         return Verdict(0.0, report | {"reason": reason})

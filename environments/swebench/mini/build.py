@@ -52,7 +52,9 @@ def validate(instance: Instance) -> None:
     fail, keep = set(instance.FAIL_TO_PASS), set(instance.PASS_TO_PASS)
     name = instance.instance_id
     if before != keep:
-        raise UsageError(f"{name}: before the fix {sorted(before ^ keep)[0]} is not as PASS_TO_PASS")
+        raise UsageError(
+            f"{name}: before the fix {sorted(before ^ keep)[0]} is not as PASS_TO_PASS"
+        )
     if after != fail | keep:
         raise UsageError(f"{name}: after the fix {sorted(after ^ (fail | keep))[0]} does not pass")
 

@@ -2,12 +2,12 @@
 
     python -m environments.swebench.mini.experts out=FILE [count=6000] [seed=1] [parallel=2]
 
-An expert knows the fix and acts as if it searched for it: it looks the function up in one of several
-ways, sometimes tries a wrong edit first, sees a test fail and takes it back. Every command runs in a
-sandbox prepared as for a rollout, and is read by the same observation rule. Tasks come from the
-`demo` split, which no training or evaluation task shares a mutation site or a package with. The
-output is JSON lines: {"task_id", "difficulty", "first_message", "turns": [[command, observation],
-...], "reward"}; the last turn is submit, which has no observation.
+An expert knows the fix and acts as if it searched for it: it looks the function up in one of
+several ways, sometimes tries a wrong edit first, sees a test fail and takes it back. Every command
+runs in a sandbox prepared as for a rollout, and is read by the same observation rule. Tasks come
+from the `demo` split, which no training or evaluation task shares a mutation site or a package
+with. The output is JSON lines: {"task_id", "difficulty", "first_message", "turns": [[command,
+observation], ...], "reward"}; the last turn is submit, which has no observation.
 """
 
 from __future__ import annotations

@@ -32,16 +32,21 @@ def literal(node):
         return node.value
     if isinstance(node, _ast.UnaryOp) and isinstance(node.op, _ast.USub):
         value = literal(node.operand)
-        if type(value) in (int, float):
+        if isinstance(value, int | float):
             return -value
     if isinstance(node, _ast.List):
         return [literal(item) for item in node.elts]
     if isinstance(node, _ast.Tuple):
         return tuple(literal(item) for item in node.elts)
-    if isinstance(node, _ast.Dict) and None not in node.keys:
-        keys = [literal(key) for key in node.keys]
-        return dict(zip(keys, [literal(value) for value in node.values], strict=True))
+    if isinstance(node, _ast.Dict):
+        return {literal(k): literal(v) for k, v in zip(node.keys, node.values, strict=True)}
     raise ValueError("not a literal")
+
+
+def parse_literal(text):
+    tree = compile(text, "literal", "eval", ONLY_AST)
+    assert isinstance(tree, _ast.Expression)
+    return literal(tree.body)
 
 
 def plain(value):
@@ -63,6 +68,7 @@ class File:
         try:
             with open(path, "rb") as file:
                 tree = compile(file.read(), path, "exec", ONLY_AST)
+            assert isinstance(tree, _ast.Module)
             for node in tree.body:
                 if isinstance(node, _ast.FunctionDef) and node.name.startswith("test_"):
                     self.tests.append((node.name, self._take_expected(node)))
@@ -106,9 +112,10 @@ def child(files, start, out):
             for offset, (name, expected) in enumerate(file.tests):
                 if number + offset < start:
                     continue
-                kind, text = "import", import_error
                 if import_error is None:
                     kind, text = run(names, name, expected)
+                else:
+                    kind, text = "import", import_error
                 os.write(out, f"{number + offset}\t{kind}\t{text[:4000]!r}\n".encode())
         number = end
 
@@ -126,7 +133,7 @@ def run(names, name, expected):
 
 
 def read_results(pipe, pid, first, count, deadline):
-    """Lines of the child until it has ended or the deadline has passed -> (results, why it ended)."""
+    """The child's lines until its end or the deadline -> (results, why it ended)."""
     data = b""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
@@ -138,11 +145,7 @@ def read_results(pipe, pid, first, count, deadline):
         if not chunk:
             break
         data += chunk
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, 9)
-        except ProcessLookupError:
-            pass
+    os.killpg(pid, 9)  # the child is not waited for yet, so its group exists
     status = os.waitpid(pid, 0)[1]
     results = []
     for line in data.split(b"\n")[:-1]:
@@ -162,7 +165,7 @@ def run_all(files, count):
         pipe, out = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.setpgid(0, 0)
+            os.setpgid(0, 0)  # here and in the parent: whoever comes first
             spent = resource.getrusage(resource.RUSAGE_CHILDREN)
             limit = max(1, CPU_LIMIT_S - int(spent.ru_utime + spent.ru_stime))
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
@@ -172,6 +175,7 @@ def run_all(files, count):
             sys.path.insert(0, os.getcwd())
             child(files, len(outcomes), out)
             os._exit(0)
+        os.setpgid(pid, pid)
         os.close(out)
         results, why = read_results(pipe, pid, len(outcomes), count, deadline)
         os.close(pipe)
@@ -184,12 +188,12 @@ def run_all(files, count):
 
 def judge(kind, text, expected):
     """(passed, what to say) of one outcome."""
-    text = literal(compile(text, "result", "eval", ONLY_AST).body)
+    text = str(parse_literal(text))
     if kind == "passed" and expected is None:
         return True, ""
     if kind == "value" and expected is not None:
         try:
-            got = literal(compile(text, "value", "eval", ONLY_AST).body)
+            got = parse_literal(text)
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             kind, got = "other", None
         if kind == "value" and got == expected[0]:

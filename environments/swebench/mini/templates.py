@@ -1,8 +1,8 @@
 """The function templates of mini, and the syntax-tree mutations that put a bug into each.
 
-A body is written with the placeholders L (a list), A, B, C (scalars) and K (a small constant), which
-the generator renames. A mutation replaces the first subtree equal to `old` by `new`; `symptoms` say
-in an issue's words what then goes wrong.
+A body is written with the placeholders L (a list), A, B, C (scalars) and K (a small constant),
+which the generator renames. A mutation replaces the first subtree equal to `old` by `new`;
+`symptoms` say in an issue's words what then goes wrong.
 """
 
 from __future__ import annotations
