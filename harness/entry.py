@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.config import Config
 from harness.interrupt import Interrupted, signals_raise
-from harness.protocols import UsageError
+from harness.protocols import InfrastructureError, UsageError
 
 
 def fail(line: str) -> None:
@@ -78,6 +78,31 @@ def _hydra(task: Callable[[Any], None], check: Callable[[Config], None], config_
         # A single run is checked before Hydra makes its folder.
         check(composition.compose(arguments, config_name))
     hydra.main("pkg://configs", config_name, version_base="1.3")(task)()
+
+
+def guarded(body: Callable[[], None]) -> int:
+    """Run an entry point that is no Hydra main; every way to end is an exit code and one line."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from harness import composition
+
+    try:
+        with signals_raise():
+            body()
+    except Interrupted as interrupted:
+        fail(f"interrupted by signal {interrupted.signum}")
+        return interrupted.exit_code
+    except UsageError as error:
+        fail(str(error))
+        return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(composition.explain(error))
+        return 2
+    except InfrastructureError as error:
+        fail(str(error))
+        return 1
+    return 0
 
 
 def closing_line(value: Any) -> None:

@@ -30,6 +30,11 @@ class JobFailed(RuntimeError):
 def check(config: Config) -> None:
     """Raises UsageError for what `harness.run` cannot run."""
     validate(config)
+    if config.env.split == config.env.eval_split:
+        raise UsageError(
+            f"env.split={config.env.split}: training would see the held-out tasks; "
+            "take another split than env.eval_split"
+        )
     if config.agent.name != "policy":
         raise UsageError(
             f"agent={config.agent.name}: harness.run trains the policy; "
