@@ -7,6 +7,7 @@ the tracker's run is ended with the right status.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import signal
@@ -116,6 +117,7 @@ class Experiment:
             "sandbox": None if provider is None else {"kind": provider.kind, "why": provider.why},
             "data": parts.environment.data_hashes(),
             "policy_folder": str(parts.policy_folder),
+            "policy_sha256": _sha256(parts.policy_folder),
         }
 
     async def _evaluate(self, parts: Parts, name: str) -> None:
@@ -211,3 +213,11 @@ class Experiment:
         self.records.summary(summary)
         self.tracker.close(status, summary, self._folder)
         return summary
+
+
+def _sha256(policy: Path | None) -> str | None:
+    """Of the weights that training starts from."""
+    weights = policy / "model.safetensors" if policy is not None else None
+    if weights is None or not weights.is_file():
+        return None
+    return hashlib.sha256(weights.read_bytes()).hexdigest()

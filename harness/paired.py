@@ -1,6 +1,7 @@
 """Two schedules on the same recorded updates, in turn, in one process: the controlled comparison.
 
-    python -m harness.paired replay=RUN/trajectories.jsonl updates=24 [a=schedule=sync b=schedule=stream]
+    python -m harness.paired replay=RUN/trajectories.jsonl updates=24 [a=schedule=sync
+    b=schedule=stream]
 
 Engine and learner are pinned to one core each; the engine decodes the recorded tokens at their real
 cost, tool calls and verification take their recorded time. Every recorded update is played under A
@@ -34,7 +35,8 @@ PINNED = ("cluster.pin_cores=true", "tracking=none")
 
 
 def ratio_interval(a_s: Sequence[float], b_s: Sequence[float]) -> dict[str, float]:
-    """Geometric mean of the paired ratios a/b and its two-sided 95 % Student interval in log space."""
+    """Geometric mean of the paired ratios a/b and its two-sided 95 % Student interval in log
+    space."""
     from scipy.stats import t
 
     logs = [math.log(a / b) for a, b in zip(a_s, b_s, strict=True)]

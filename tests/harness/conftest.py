@@ -1,0 +1,61 @@
+"""One real main job per schedule, shared by the tests that look at what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Small, and yet whole: real sandboxes, real gradients, a real MLflow store.
+SMALL = ("experiment=smoke", "sandbox=bubblewrap")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A finished `python -m harness.run`."""
+
+    folder: Path
+    store: str
+    closing: dict[str, Any]
+    stderr: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+
+def run_job(where: Path, *overrides: str, path: Path | None = None) -> Job:
+    """Run the main job in a process of its own; fails the test unless it ends with exit 0."""
+    folder, store = where / "run", f"sqlite:///{where}/mlflow.db"
+    environment = os.environ | ({"PYTHONPATH": str(path)} if path is not None else {})
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "harness.run", *SMALL, *overrides,
+            f"hydra.run.dir={folder}", f"tracking.uri={store}",
+        ],
+        cwd=where, env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Job(folder, store, json.loads(done.stdout.splitlines()[-1]), done.stderr)
+
+
+@pytest.fixture(scope="session", name="run_job")
+def run_job_fixture() -> Callable[..., Job]:
+    return run_job
+
+
+@pytest.fixture(scope="session")
+def stream_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("stream"), "schedule=stream")
+
+
+@pytest.fixture(scope="session")
+def sync_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("sync"), "schedule=sync")

@@ -1,0 +1,135 @@
+"""The main job end to end: what it leaves, and that both schedules start from the same place."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from harness.records import SCHEMA_PATH
+from harness.trajectory_lines import read
+from thundersync.evidence import early_backwards
+
+
+@pytest.fixture(params=["stream", "sync"])
+def job(request):
+    return request.getfixturevalue(f"{request.param}_job")
+
+
+def test_the_summary_fits_the_schema_and_the_closing_line(job):
+    summary = job.summary
+    jsonschema.validate(summary, json.loads(SCHEMA_PATH.read_text()))
+    assert summary["status"] == "finished"
+    assert job.closing["summary"] == str(job.folder / "summary.json")
+    assert job.closing["accuracy_final"] == summary["accuracy"]["final"]
+    assert summary["updates"] == 2
+    assert summary["sandboxes"]["leaked"] == 0
+    assert summary["sandboxes"]["created"] == summary["sandboxes"]["removed"] > 24
+    assert summary["staleness"] == {"mean": 0.0, "max": 0}
+    assert summary["sandbox"] == "bubblewrap"
+    assert "bubblewrap" in job.stderr.splitlines()[0] + job.stderr.splitlines()[1]
+
+
+def test_updates_and_trajectories_are_recorded_whole(job):
+    summary = job.summary
+    with (job.folder / "updates.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == summary["updates"]
+    assert all(float(r["tail_s"]) > 0 for r in rows)
+    trajectories = [t for t, _ in read(job.folder / "trajectories.jsonl")]
+    assert len(trajectories) == summary["trajectories"] == 24
+    assert sum(t.action_tokens for t in trajectories) == summary["tokens_generated"]
+    for trajectory in trajectories:
+        assert trajectory.turns
+        assert trajectory.reward in (0.0, 1.0)
+        # Every generated token has a log-probability and a version, and belongs to one turn.
+        spans = [(s.start, s.end) for s in trajectory.version_spans]
+        assert spans == [(t.action_start, t.action_end) for t in trajectory.turns]
+        assert sum(end - start for start, end in spans) == trajectory.action_tokens
+        assert all(
+            (p < 0) == bool(m) or p == 0
+            for p, m in zip(trajectory.behaviour_logprobs_T, trajectory.action_mask_T, strict=True)
+        )
+
+
+def test_mlflow_ends_with_the_figures_of_the_summary(job):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(job.store)
+    (experiment,) = [e for e in client.search_experiments() if e.name == "thundersync"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    summary = job.summary
+    assert run.info.status == "FINISHED"
+    for key in ("per_update_s", "tail_s"):
+        assert run.data.metrics[f"time/{key}"] == pytest.approx(summary["time"][key])
+    assert run.data.metrics["idle/learner"] == pytest.approx(summary["idle"]["learner"])
+    assert run.data.metrics["accuracy/final"] == pytest.approx(summary["accuracy"]["final"])
+    assert len(client.get_metric_history(run.info.run_id, "reward/mean")) == summary["updates"]
+    assert {a.path for a in client.list_artifacts(run.info.run_id)} >= {
+        "summary.json", "updates.csv", "trajectories.jsonl", "timeline.json", "manifest.json",
+    }  # fmt: skip
+
+
+def test_the_same_seed_gives_the_same_tasks_weights_and_first_batch(stream_job, sync_job):
+    """Only the schedule differs: the first batch is sampled from the same weights with the same
+    seeds, so its prompts and seeds are equal token for token."""
+    recorded = []
+    for job in (stream_job, sync_job):
+        lines = sorted(read(job.folder / "trajectories.jsonl"), key=lambda x: x[0].trajectory_id)
+        recorded.append(
+            {
+                t.trajectory_id: (t.task_id, t.seed, t.tokens_T[: t.turns[0].action_start])
+                for t, _ in lines
+            }
+        )
+    assert recorded[0] == recorded[1]
+    manifests = [
+        json.loads((j.folder / "manifest.json").read_text()) for j in (stream_job, sync_job)
+    ]
+    assert manifests[0]["policy_sha256"] == manifests[1]["policy_sha256"]
+    assert manifests[0]["data"] == manifests[1]["data"]
+
+
+def test_streaming_is_real(stream_job, sync_job):
+    assert early_backwards(stream_job.folder / "timeline.json")
+    assert stream_job.summary["ledger"]["buffers_peak"] >= 1
+    assert early_backwards(sync_job.folder / "timeline.json") == []
+    assert sync_job.summary["ledger"] is None
+
+
+DELAYED = '''
+from harness.protocols import GroupClosed
+from thundersync.stream import Stream
+
+class Delayed(Stream):
+    """Claims release=reward, waits for the whole batch, and captures only then."""
+
+    async def _listen(self, batch, hand):
+        if not hasattr(batch, "held"):
+            batch.held = []
+            while (event := await batch.next()) is not None:
+                if isinstance(event, GroupClosed):
+                    batch.held.append(event)
+                else:
+                    hand.take(event, capture=True)
+        if not hand.released:
+            held, batch.held = batch.held, []
+            for event in held:
+                hand.take(event, capture=True)
+            return bool(held)
+        return True
+'''
+
+
+def test_a_stream_that_secretly_waits_for_the_batch_is_found_out(run_job, tmp_path: Path):
+    (tmp_path / "delayed.py").write_text(DELAYED)
+    job = run_job(
+        tmp_path, "schedule=stream", "schedule.target=delayed:Delayed", "evaluation.initial=false",
+        "evaluation.final=false", "budget.limit=1", path=tmp_path,
+    )  # fmt: skip
+    assert job.summary["release"] == "reward"
+    assert job.summary["ledger"]["buffers_peak"] >= 1  # it did capture: only when is the lie
+    assert early_backwards(job.folder / "timeline.json") == []
