@@ -43,7 +43,7 @@ def unified_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def _test_ids(task: MiniTask) -> tuple[list[str], list[str]]:
     """(FAIL_TO_PASS, PASS_TO_PASS): the hidden tests by what they do before the fix."""
     fail, keep = [], []
-    for module, functions in zip(task.modules, task.functions, strict=True):
+    for module, functions in zip(task.package.modules, task.package.functions, strict=True):
         for function in functions:
             name = f"tests/test_{module}.py::test_{function.name}"
             for i in range(len(task.cases[function.name])):
@@ -58,13 +58,13 @@ def make_instance(task: MiniTask, split: str) -> Instance:
     """The SWE-bench instance of a generated task."""
     visible, hidden = task.test_files(hidden=False), task.test_files(hidden=True)
     buggy = task.source_files(fixed=False)
-    files = {f"{task.package}/__init__.py": ""} | buggy | visible
+    files = {f"{task.package.name}/__init__.py": ""} | buggy | visible
     commit = _build(tuple(sorted(files.items()))).commit
     test_patch = unified_diff(visible, hidden)
     fail, keep = _test_ids(task)
     return Instance(
-        instance_id=f"mini__{task.package}-{commit[:10]}",
-        repo=f"mini/{task.package}",
+        instance_id=f"mini__{task.package.name}-{commit[:10]}",
+        repo=f"mini/{task.package.name}",
         base_commit=commit,
         problem_statement=task.issue,
         patch=unified_diff(buggy, task.source_files(fixed=True)),

@@ -13,7 +13,7 @@ from environments.swebench.mini.task import (
     Case,
     Function,
     MiniTask,
-    package_key,
+    Package,
     site_key,
     split_of,
 )
@@ -151,10 +151,16 @@ def _slow_test(
     return slow, int(round(seconds / (LINE_S * (lines + 2)), -3))
 
 
-def _try_task(split: str, rng: random.Random) -> MiniTask | None:
-    package, modules = rng.choice(PACKAGES), rng.sample(MODULES, 2)
-    counts = (rng.randint(2, 4), rng.randint(2, 4))
-    functions = _draw_functions(sum(counts), split, rng)
+def _draw_package(split: str, rng: random.Random) -> Package:
+    name, modules = rng.choice(PACKAGES), rng.sample(MODULES, 2)
+    first, second = rng.randint(2, 4), rng.randint(2, 4)
+    functions = _draw_functions(first + second, split, rng)
+    parts = (tuple(functions[:first]), tuple(functions[first:]))
+    return Package(name, (modules[0], modules[1]), parts)
+
+
+def _try_task(package: Package, split: str, rng: random.Random) -> MiniTask | None:
+    functions = package.all_functions
     bug = _choose_bug(functions, split, rng)
     if bug is None:
         return None
@@ -182,8 +188,6 @@ def _try_task(split: str, rng: random.Random) -> MiniTask | None:
     failing_set = frozenset(n for n, i in enumerate(order) if failing[i])
     return MiniTask(
         package=package,
-        modules=(modules[0], modules[1]),
-        functions=(tuple(functions[: counts[0]]), tuple(functions[counts[0] :])),
         target=target,
         mutation=mutation,
         buggy_source=buggy,
@@ -207,11 +211,11 @@ def generate(split: str, seed: int) -> Iterator[MiniTask]:
     while True:
         rng = random.Random(f"{split}/{seed}/{number}")
         number += 1
-        task = _try_task(split, rng)
-        if task is None:
+        package = _draw_package(split, rng)
+        if split_of(package.key) != split or package.key in seen:
             continue
-        key = package_key(task.package, task.source_files(fixed=True))
-        if split_of(key) != split or key in seen or (split != "demo" and task.site in seen):
+        task = _try_task(package, split, rng)
+        if task is None or (split != "demo" and task.site in seen):
             continue
-        seen |= {key, task.site}
+        seen |= {package.key, task.site}
         yield task

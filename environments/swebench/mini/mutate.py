@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
+from functools import cache
 
 from environments.swebench.mini.templates import Mutation, Template
 
@@ -29,33 +31,28 @@ def _pattern(text: str) -> ast.AST:
     return statement.value if isinstance(statement, ast.Expr) else statement
 
 
-class _Rename(ast.NodeTransformer):
-    def __init__(self, names: dict[str, str], constant: int) -> None:
-        self.names, self.constant = names, constant
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id == "K":
-            return ast.copy_location(ast.Constant(self.constant), node)
-        node.id = self.names.get(node.id, node.id)
-        return node
-
-
-def render(
-    template: Template,
-    name: str,
-    names: dict[str, str],
-    constant: int,
-    mutation: Mutation | None = None,
-) -> str:
-    """A function's text, with `mutation` applied to its syntax tree if one is given."""
-    parameters = ", ".join(names[p] for p in template.parameters)
+@cache
+def _body(template: Template, mutation: Mutation | None) -> str:
+    """The template as a function F, mutated, with its placeholders still in place."""
     body = "\n".join("    " + line for line in template.body.split("\n"))
-    tree: ast.AST = ast.parse(f"def {name}({parameters}):\n{body}")
+    tree: ast.AST = ast.parse(f"def F({', '.join(template.parameters)}):\n{body}")
     if mutation is not None:
         rewrite = _Rewrite(mutation.old, mutation.new)
         tree = rewrite.visit(tree)
         if not rewrite.done:
             raise ValueError(f"template {template.name}: no subtree {mutation.old!r} to mutate")
-    text = ast.unparse(ast.fix_missing_locations(_Rename(names, constant).visit(tree)))
+    text = ast.unparse(ast.fix_missing_locations(tree))
     # Python releases differ in the brackets they write around a lone generator argument.
     return re.sub(r"\b(all|any)\(\((.*)\)\)$", r"\1(\2)", text)
+
+
+def render(
+    template: Template,
+    name: str,
+    names: Mapping[str, str],
+    constant: int,
+    mutation: Mutation | None = None,
+) -> str:
+    """A function's text: `names` for the placeholders L, A, B, C, and `constant` for K."""
+    values = {**names, "K": str(constant), "F": name}
+    return re.sub(r"\b[LABCKF]\b", lambda match: values[match.group()], _body(template, mutation))

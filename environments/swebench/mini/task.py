@@ -9,6 +9,7 @@ keeps a task only where both of its hashes belong to the split that was asked fo
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +50,37 @@ class Function:
 
 
 @dataclass(frozen=True)
+class Package:
+    """Two modules of functions, all of them correct."""
+
+    name: str
+    modules: tuple[str, str]
+    functions: tuple[tuple[Function, ...], tuple[Function, ...]]
+
+    @property
+    def all_functions(self) -> list[Function]:
+        return [f for functions in self.functions for f in functions]
+
+    def files(self, changed: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Path -> text of the modules; `changed` replaces the texts of functions by name."""
+        files = {}
+        for module, functions in zip(self.modules, self.functions, strict=True):
+            texts = [(changed or {}).get(f.name, f.source) for f in functions]
+            files[f"{self.name}/{module}.py"] = "\n\n".join(texts) + "\n"
+        return files
+
+    @property
+    def key(self) -> str:
+        """The package's name and the hash of its content."""
+        content = "\0".join(f"{path}\0{text}" for path, text in sorted(self.files().items()))
+        return f"{self.name}:{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+@dataclass(frozen=True)
 class MiniTask:
     """A generated task before it is written down as an instance."""
 
-    package: str
-    modules: tuple[str, str]
-    functions: tuple[tuple[Function, ...], tuple[Function, ...]]
+    package: Package
     target: Function
     mutation: Mutation
     buggy_source: str
@@ -71,14 +97,6 @@ class MiniTask:
         return site_key(self.target, self.mutation)
 
     @property
-    def module(self) -> str:
-        return self.modules[0 if self.target in self.functions[0] else 1]
-
-    @property
-    def path(self) -> str:
-        return f"{self.package}/{self.module}.py"
-
-    @property
     def visible_failure(self) -> bool:
         return any(i < self.visible_cases for i in self.failing)
 
@@ -91,20 +109,14 @@ class MiniTask:
 
     def source_files(self, *, fixed: bool) -> dict[str, str]:
         """Path -> text of the two modules, with the bug or without."""
-        files = {}
-        for module, functions in zip(self.modules, self.functions, strict=True):
-            texts = [
-                f.source if fixed or f is not self.target else self.buggy_source for f in functions
-            ]
-            files[f"{self.package}/{module}.py"] = "\n\n".join(texts) + "\n"
-        return files
+        return self.package.files(None if fixed else {self.target.name: self.buggy_source})
 
     def test_files(self, *, hidden: bool) -> dict[str, str]:
         """Path -> text of the test files: the visible ones, or those that come with test_patch."""
         files = {}
-        for module, functions in zip(self.modules, self.functions, strict=True):
+        for module, functions in zip(self.package.modules, self.package.functions, strict=True):
             names = ", ".join(f.name for f in functions)
-            parts = [f"from {self.package}.{module} import {names}\n"]
+            parts = [f"from {self.package.name}.{module} import {names}\n"]
             for function in functions:
                 cases = self.cases[function.name]
                 if function is self.target and not hidden:
@@ -129,9 +141,3 @@ def site_key(function: Function, mutation: Mutation) -> str:
     """Where a mutation sits: template, mutated subtree, function name and argument names."""
     kind = f"{function.template.name}:{mutation.old}=>{mutation.new}"
     return f"{kind}|{function.name}({function.call_names})"
-
-
-def package_key(package: str, files: dict[str, str]) -> str:
-    """A package's name and the hash of its fixed content."""
-    content = "\0".join(f"{path}\0{files[path]}" for path in sorted(files))
-    return f"{package}:{hashlib.sha256(content.encode()).hexdigest()}"
