@@ -134,7 +134,8 @@ def make_eval_script(
     A test_patch that does not apply is said with swebench's own marker, so that it is never
     mistaken for the agent's failure.
     """
-    new = set(re.findall(r"^--- /dev/null\n\+\+\+ b/(.+)$", test_patch, re.MULTILINE))
+    # An empty new file has no "--- /dev/null" line.
+    new = set(re.findall(r"^diff --git a/.+ b/(.+)\nnew file mode", test_patch, re.MULTILINE))
     old = " ".join(path for path in patched_files(test_patch) if path not in new)
     lines = ["#!/bin/bash", "set -uxo pipefail", f"cd {workdir}"]
     if old:
