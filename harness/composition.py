@@ -21,7 +21,7 @@ from harness.validation import keys
 SCHEMAS = "configs.schemas:register"  # harness may not import configs
 
 
-def _free_folder(path: str) -> str:
+def free_folder(path: str) -> str:
     """`path`, or `path-2`, `path-3` ... where another run of the same second has taken it already.
     The folder is made here, because making it is what takes the name."""
     parent = Path(path).parent
@@ -37,7 +37,7 @@ def _free_folder(path: str) -> str:
 
 
 # At import: a sweep's worker processes import this module before they read the config.
-OmegaConf.register_new_resolver("free_folder", _free_folder, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("free_folder", free_folder, use_cache=True, replace=True)
 
 
 def register() -> None:

@@ -43,6 +43,8 @@ def main(
     from harness import composition, job, multirun
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched at run time
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     code = 0
     with signals_raise(multirun.pass_on):
         try:

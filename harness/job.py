@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from harness import composition
+from harness import composition, multirun
 from harness.config import Config
 from harness.interrupt import Interrupted, signals_raise
 from harness.protocols import InfrastructureError, UsageError
@@ -49,7 +50,10 @@ def run(node: DictConfig) -> None:
     folders.append(folder)
     config = composition.build(node)
     try:
-        with signals_raise():
+        with (
+            contextlib.nullcontext() if alone else multirun.under_way(folder),
+            signals_raise(multirun.pass_on),
+        ):
             check(config)
             _execute(config, folder)
     except Interrupted:
@@ -59,7 +63,8 @@ def run(node: DictConfig) -> None:
         _leave_summary(config, folder, "failed")
         if alone and isinstance(error, UsageError):
             raise
-        log.error("%s: %s", folder.name, error)  # of a sweep's errors Hydra shows the first alone
+        if not alone:  # of a sweep's errors only the first comes out at its end
+            log.error("%s: %s", folder.name, error)
         raise JobFailed(str(error)) from None
     except Exception as error:
         # The one place where every error of a run ends: it is logged whole and the sweep goes on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,25 @@ from omegaconf import DictConfig
 
 _CLEAN_UP_LIMIT_S = 60.0
 
+_RUNNING = ".running-"
+
 _current: Multirun | None = None
 
 
 def current() -> Multirun | None:
     """The multirun of this process; None for a single run and inside a sweep's worker process."""
     return _current
+
+
+@contextlib.contextmanager
+def under_way(folder: Path) -> Iterator[None]:
+    """Mark a sweep's job, until all its clean-up is done, for the process that leads the sweep."""
+    mark = folder.with_name(f"{_RUNNING}{folder.name}")
+    mark.touch()
+    try:
+        yield
+    finally:
+        mark.unlink()
 
 
 def pass_on(signum: int) -> None:
@@ -64,8 +78,8 @@ class Multirun(Callback):
 
     @property
     def unfinished(self) -> bool:
-        """Whether a job has begun and not yet ended."""
-        return any(not (folder / "summary.json").exists() for folder in self.folders)
+        """Whether a job is under way, in whatever process."""
+        return self._folder is not None and any(self._folder.glob(f"{_RUNNING}*"))
 
     def close(self, status: str) -> None:
         """End the parent run as finished, interrupted or failed."""
