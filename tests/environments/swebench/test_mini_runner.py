@@ -1,0 +1,212 @@
+"""runtests agrees with pytest, is read by swebench's parser, and cannot be talked into a pass."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from environments.swebench.instance import Instance
+from environments.swebench.mini.dataset import RUNNER, MiniSource
+
+TEST = "from shop.core import f\n\n\ndef test_f_0():\n    assert f(1) == 2\n"
+
+
+MORE_TESTS = """\
+def helper():
+    return 1
+
+
+def test_runs():
+    helper()
+
+
+def test_raises():
+    raise KeyError("x")
+
+
+def test_plain_assert():
+    assert helper() > 3
+
+
+def test_other_type():
+    assert helper() == [1]
+
+
+def test_true_is_one():
+    assert (helper() == 1) == 1
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-ISB", str(RUNNER), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def parsed(log: str) -> dict[str, str]:
+    from swebench.harness.log_parsers import PARSER_REGISTRY
+
+    return PARSER_REGISTRY["parse_log_pytest"](log, None)
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+def judge(folder: Path, source: str, test: str = TEST) -> tuple[int, dict[str, str]]:
+    """Exit code and outcomes of `test` on a package whose one module is `source`."""
+    write(folder, {"shop/core.py": source, "tests/test_core.py": test})
+    code, log = run(folder, "-rA")
+    return code, parsed(log)
+
+
+def with_hidden_tests(folder: Path, instance: Instance, *, fixed: bool) -> Path:
+    assert instance.files is not None
+    write(folder, dict(instance.files))
+    for patch in (instance.test_patch, instance.patch) if fixed else (instance.test_patch,):
+        subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_it_agrees_with_pytest(tmp_path: Path, number: int) -> None:
+    quick = [i for i in MiniSource().instances("eval") if i.difficulty != "slow"]
+    folder = with_hidden_tests(tmp_path, quick[number], fixed=False)
+    write(folder, {"tests/test_more.py": MORE_TESTS})
+    command = [sys.executable, "-m", "pytest", "-rA", "-q", "--color=no", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--rootdir=.", "-c", os.devnull, "tests"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    code, log = run(folder, "-rA")
+    ours, theirs = parsed(log), parsed(done.stdout)
+    assert ours == theirs
+    assert {"PASSED", "FAILED"} == set(ours.values())
+    assert (code, done.returncode) == (1, 1)
+
+
+def test_the_instances_lists_are_what_the_parser_reads(tmp_path: Path) -> None:
+    instance = MiniSource().instances("train")[3]
+    before = parsed(run(with_hidden_tests(tmp_path / "a", instance, fixed=False), "-rA")[1])
+    assert {n for n, s in before.items() if s == "FAILED"} == set(instance.FAIL_TO_PASS)
+    assert {n for n, s in before.items() if s == "PASSED"} == set(instance.PASS_TO_PASS)
+    after = parsed(run(with_hidden_tests(tmp_path / "b", instance, fixed=True), "-rA")[1])
+    assert set(after) == {*instance.FAIL_TO_PASS, *instance.PASS_TO_PASS}
+    assert set(after.values()) == {"PASSED"}
+
+
+def test_an_agent_reads_the_first_failure_and_the_counts(tmp_path: Path) -> None:
+    tests = (
+        TEST + "\n\ndef test_f_1():\n    assert f(2) == 3\n\n\ndef test_f_2():\n    assert f(5)\n"
+    )
+    write(tmp_path, {"shop/core.py": "def f(x):\n    return x - 1\n", "tests/test_core.py": tests})
+    code, log = run(tmp_path)
+    assert code == 1
+    assert log == "FAILED tests/test_core.py::test_f_0 - assert 0 == 2\n2 failed, 1 passed\n"
+    write(tmp_path, {"shop/core.py": "def f(x):\n    return x + 1\n"})
+    assert run(tmp_path) == (0, "3 passed\n")
+
+
+def test_errors_are_named(tmp_path: Path) -> None:
+    write(tmp_path, {"shop/core.py": "def f(x):\n    return y\n", "tests/test_core.py": TEST})
+    said = "FAILED tests/test_core.py::test_f_0 - NameError: name 'y' is not defined\n1 failed\n"
+    assert run(tmp_path) == (1, said)
+    write(tmp_path, {"shop/core.py": "def f(x)\n"})
+    code, log = run(tmp_path)
+    assert code == 1
+    assert log.startswith("FAILED tests/test_core.py::test_f_0 - SyntaxError: ")
+    assert run(tmp_path, "tests/none.py") == (
+        4,
+        "ERROR: file or directory not found: tests/none.py\n",
+    )
+
+
+PRINTED = "PASSED tests/test_core.py::test_f_0"
+FORGERIES = {
+    "prints a passed line": f"def f(x):\n    print({PRINTED!r})\n    return 0\n",
+    "writes it to the descriptors": (
+        "import os\n\n\ndef f(x):\n    for n in range(1, 64):\n        try:\n"
+        f"            os.write(n, b'{PRINTED}\\n')\n        except OSError:\n            pass\n"
+        "    return 0\n"
+    ),
+    "imitates the runner's own messages": (
+        "import os\nfor n in range(3, 64):\n    try:\n"
+        "        os.write(n, b\"0\\tpassed\\t''\\n0\\tpassed\\t''\\n\")\n    except OSError:\n"
+        "        pass\n\n\ndef f(x):\n    return 0\n"
+    ),
+    "ends the process well": "import os\n\n\ndef f(x):\n    os._exit(0)\n",
+    "ends it at import": "import os\n\nos._exit(0)\n",
+    "raises SystemExit": "import sys\n\n\ndef f(x):\n    sys.exit(0)\n",
+    "crashes it": "import os\n\n\ndef f(x):\n    os.kill(os.getpid(), 11)\n",
+    "prints at exit": (
+        f"import atexit\n\natexit.register(print, {PRINTED!r})\n\n\ndef f(x):\n    return 0\n"
+    ),
+    "returns what equals everything": (
+        "class Any:\n    def __eq__(self, other):\n        return True\n\n"
+        "    def __repr__(self):\n        return '2'\n\n\ndef f(x):\n    return Any()\n"
+    ),
+    "hides it in an int": (
+        "class Two(int):\n    def __eq__(self, other):\n        return True\n\n\n"
+        "def f(x):\n    return Two(7)\n"
+    ),
+    "hides it in a list": (
+        "class Any:\n    def __eq__(self, other):\n        return True\n\n\n"
+        "def f(x):\n    return [Any()]\n"
+    ),
+    "returns very much": "def f(x):\n    return 'x' * 10**7\n",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_code_under_test_cannot_decide_its_result(tmp_path: Path, forgery: str) -> None:
+    code, outcomes = judge(tmp_path, FORGERIES[forgery])
+    assert code == 1
+    assert outcomes == {"tests/test_core.py::test_f_0": "FAILED"}
+
+
+def test_a_crash_fails_one_test_and_the_others_still_run(tmp_path: Path) -> None:
+    source = "import os\n\n\ndef f(x):\n    if x == 1:\n        os._exit(0)\n    return x\n"
+    tests = TEST + "\n\ndef test_f_1():\n    assert f(2) == 2\n"
+    code, outcomes = judge(tmp_path, source, tests)
+    assert code == 1
+    assert list(outcomes.values()) == ["PASSED", "FAILED"]
+
+
+def test_endless_code_fails_within_the_limit(tmp_path: Path) -> None:
+    tests = "".join(TEST.replace("f_0", f"f_{n}") + "\n\n" for n in range(5))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code, outcomes = judge(tmp_path, "def f(x):\n    while True:\n        pass\n", tests)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert code == 1
+    assert set(outcomes.values()) == {"FAILED"}
+    assert len(outcomes) == 5
+    assert after.ru_utime - before.ru_utime < 5
+
+
+def test_a_background_process_ends_with_the_run(tmp_path: Path) -> None:
+    source = (
+        "import os\nimport time\n\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\n\n\n"
+        "def f(x):\n    return x + 1\n"
+    ).replace("    time", "    open('pid', 'w').write(str(os.getpid()))\n    time")
+    started = time.monotonic()
+    code, outcomes = judge(tmp_path, source)
+    assert (code, outcomes) == (0, {"tests/test_core.py::test_f_0": "PASSED"})
+    assert time.monotonic() - started < 20
+    pid = tmp_path / "pid"
+    if pid.exists() and pid.read_text():  # it may have been ended before it wrote anything
+        stat = Path("/proc", pid.read_text(), "stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
