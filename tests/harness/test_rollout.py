@@ -1,0 +1,207 @@
+"""The agent loop on real tasks in real sandboxes, with an engine of failures around them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from environments.protocols import InfrastructureError, SandboxSpec
+from environments.sandbox.select import open_provider
+from environments.swebench.config import SweBenchConfig
+from environments.swebench.environment import SweBench
+from harness.agents import ScriptedAgent, scripted
+from harness.clock import WallClock
+from harness.config import RolloutConfig
+from harness.protocols import (
+    Event,
+    GroupClosed,
+    RewardArrived,
+    Task,
+    TrajectoryFinished,
+    TrajectoryLost,
+    TurnFinished,
+)
+from harness.rollout import Rollouts, Slots, derive_seed
+
+
+class Failing:
+    """A real provider whose n-th starts fail, as an overloaded engine's would."""
+
+    def __init__(self, provider: Any, failing_starts: set[int]) -> None:
+        self._provider = provider
+        self._failing = failing_starts
+        self.kind, self.why, self.counters = provider.kind, provider.why, provider.counters
+        self.starts = 0
+
+    async def start(self, spec: SandboxSpec) -> Any:
+        self.starts += 1
+        if self.starts in self._failing:
+            raise InfrastructureError("start", f"start number {self.starts} fails")
+        return await self._provider.start(spec)
+
+    async def close(self) -> None:
+        await self._provider.close()
+
+
+@pytest.fixture(scope="module")
+def environment() -> SweBench:
+    return SweBench(SweBenchConfig())
+
+
+def play(
+    environment: SweBench,
+    body: Callable[[Rollouts, Failing], Coroutine[Any, Any, Any]],
+    failing_starts: set[int] | None = None,
+    agent: Callable[[Task], ScriptedAgent] | None = None,
+    **limits: Any,
+) -> Any:
+    """Run `body` with rollouts of scripted agents (default oracle); asserts that nothing leaks."""
+
+    async def run() -> Any:
+        clock = WallClock()
+        provider = Failing(
+            await open_provider("bubblewrap", image="", run_id="test", max_parallel=8),
+            failing_starts or set(),
+        )
+        make = agent or (lambda task: scripted("oracle", environment, task))
+        rollouts = Rollouts(
+            environment, make, provider, clock, RolloutConfig(**limits), clock.origin_s
+        )
+        try:
+            return await body(rollouts, provider)
+        finally:
+            await clock.cancel_all()
+            await provider.close()
+            assert provider.counters.leaked == 0
+            assert provider.counters.created == provider.counters.removed
+
+    return asyncio.run(run())
+
+
+def one(events: list[Event], task: Task) -> Any:
+    async def body(rollouts: Rollouts, provider: Failing) -> Any:
+        trajectory = await rollouts.run(task, 3, 1, seed=9, emit=events.append)
+        return trajectory, provider.starts, dict(rollouts.infrastructure_errors)
+
+    return body
+
+
+def test_a_trajectory_tells_its_story_in_order(environment):
+    events: list[Event] = []
+    task = environment.tasks("train")[0]
+    trajectory, starts, errors = play(environment, one(events, task))
+    assert [type(e) for e in events] == [
+        TurnFinished, TurnFinished, TrajectoryFinished, RewardArrived,
+    ]  # fmt: skip
+    assert (trajectory.reward, trajectory.end, starts, errors) == (1.0, "submit", 2, {})
+    assert 0 < trajectory.sandbox_start_s < trajectory.finished_s <= trajectory.reward_s
+    assert trajectory.turns[0].exec_s > 0
+    assert trajectory.turns[0].exit_code == 0
+
+
+def test_a_failed_verifier_is_run_again_on_the_same_patch(environment):
+    """The second start is the verifier's sandbox."""
+    events: list[Event] = []
+    task = environment.tasks("train")[0]
+    trajectory, starts, errors = play(environment, one(events, task), failing_starts={2})
+    assert trajectory.reward == 1.0
+    assert trajectory.attempt == 0
+    assert (starts, errors) == (3, {"start": 1})
+    assert not any(isinstance(e, TrajectoryLost) for e in events)
+
+
+def test_a_failed_rollout_starts_again_with_the_same_seed(environment):
+    events: list[Event] = []
+    task = environment.tasks("train")[0]
+    trajectory, _, errors = play(environment, one(events, task), failing_starts={1, 2})
+    assert trajectory.reward == 1.0
+    assert (trajectory.attempt, trajectory.seed, trajectory.trajectory_id) == (2, 9, "3-1-r2")
+    lost = [e for e in events if isinstance(e, TrajectoryLost)]
+    assert [(e.kind, e.final, e.trajectory.reward) for e in lost] == [("start", False, None)] * 2
+    assert errors == {"start": 2}
+
+
+def test_past_the_retries_a_trajectory_is_lost_and_never_a_zero(environment):
+    events: list[Event] = []
+    task = environment.tasks("train")[0]
+    trajectory, _, errors = play(environment, one(events, task), failing_starts=set(range(1, 99)))
+    assert trajectory is None
+    assert not any(isinstance(e, RewardArrived) for e in events)
+    assert events[-1].final
+    assert events[-1].trajectory.reward is None
+    assert errors == {"start": 3}
+
+
+def test_a_group_that_lost_a_trajectory_is_dropped_whole(environment):
+    tasks = environment.tasks("train")[:2]
+
+    async def body(rollouts: Rollouts, provider: Failing) -> Any:
+        batch = rollouts.start(0, 0, tasks, seed=0, record=lambda event: None)
+        events = []
+        while (event := await batch.next()) is not None:
+            events.append(event)
+        assert batch.ready() == []
+        return batch.groups, events
+
+    # With no retry the first start's failure loses one trajectory of one group for good.
+    groups, events = play(environment, body, failing_starts={1}, group_size=2, retries=0)
+    assert sorted(g.dropped for g in groups) == [False, True]
+    assert sorted(len(g.trajectories) for g in groups) == [0, 2]
+    assert sum(isinstance(e, GroupClosed) for e in events) == 2
+    (kept,) = [g for g in groups if not g.dropped]
+    assert [t.index for t in kept.trajectories] == [0, 1]
+
+
+def test_limits_end_a_trajectory_with_reward_0_and_no_verifier(environment):
+    events: list[Event] = []
+    task = environment.tasks("train")[0]
+    agent = lambda task: ScriptedAgent(["ls"] * 99)  # noqa: E731
+    trajectory, starts, _ = play(environment, one(events, task), agent=agent, max_turns=3)
+    assert (trajectory.end, len(trajectory.turns), trajectory.reward) == ("turn_limit", 3, 0.0)
+    assert trajectory.report == {"submitted": False}
+    assert starts == 1
+
+
+def test_a_time_limit_ends_a_trajectory(environment):
+    events: list[Event] = []
+    task = environment.tasks("train")[0]
+    agent = lambda task: ScriptedAgent(["sleep 0.3"] * 99)  # noqa: E731
+    trajectory, _, _ = play(environment, one(events, task), agent=agent, time_limit_s=0.5)
+    assert trajectory.end == "time_limit"
+    assert trajectory.reward == 0.0
+
+
+def test_a_defect_in_a_rollout_reaches_the_schedule(environment):
+    """A bug is no infrastructure failure: the schedule must not wait for ever."""
+
+    def broken(task: Task) -> ScriptedAgent:
+        raise KeyError("a defect")
+
+    async def body(rollouts: Rollouts, provider: Failing) -> None:
+        batch = rollouts.start(0, 0, environment.tasks("train")[:1], 0, lambda event: None)
+        with pytest.raises(KeyError, match="a defect"):
+            while await batch.next() is not None:
+                pass
+        with pytest.raises(KeyError, match="a defect"):
+            batch.ready()
+
+    play(environment, body, agent=broken, group_size=2)
+
+
+def test_seeds_differ_and_repeat():
+    seeds = {derive_seed(s, g, i) for s in range(3) for g in range(4) for i in range(8)}
+    assert len(seeds) == 3 * 4 * 8
+    # By hand: printf "0/1/2" | b2sum -l 64, halved.
+    assert derive_seed(0, 1, 2) == 603432347784401458
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_slots_are_the_lowest_free():
+    slots = Slots()
+    assert [slots.take() for _ in range(3)] == [0, 1, 2]
+    slots.give(1)
+    slots.give(0)
+    assert [slots.take() for _ in range(3)] == [0, 1, 3]

@@ -1,0 +1,148 @@
+"""Task order, packing, budgets, the objective: what every schedule shares."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+
+import pytest
+
+from harness.batch import LiveBatch
+from harness.budget import Budget, BudgetEnded
+from harness.clock import WallClock
+from harness.config import BudgetConfig, ObjectiveConfig
+from harness.objectives.grpo import Grpo
+from harness.protocols import (
+    Group,
+    GroupClosed,
+    Task,
+    Trajectory,
+    TrajectoryFinished,
+    UsageError,
+)
+from harness.training import pack, task_order
+
+TASKS = [Task(f"t{i}", "train", "easy", {}) for i in range(10)]
+
+
+def trajectory(name: str, tokens: int, actions: int = 1) -> Trajectory:
+    mask = [0] * (tokens - actions) + [1] * actions
+    return Trajectory(name, "t", "easy", 0, 0, 0, tokens_T=[5] * tokens, action_mask_T=mask)
+
+
+def test_task_order_is_a_fresh_shuffle_per_epoch_and_a_function_of_the_seed():
+    first = [t.task_id for t in itertools.islice(task_order(TASKS, 3), 30)]
+    assert first == [t.task_id for t in itertools.islice(task_order(TASKS, 3), 30)]
+    epochs = [first[:10], first[10:20], first[20:]]
+    assert all(sorted(e) == sorted(t.task_id for t in TASKS) for e in epochs)
+    assert epochs[0] != epochs[1]
+    assert first != [t.task_id for t in itertools.islice(task_order(TASKS, 4), 30)]
+
+
+def test_chunks_are_sorted_bounded_and_complete():
+    trajectories = [trajectory(f"x{i}", n) for i, n in enumerate([90, 10, 50, 40, 200, 11])]
+    chunks = pack(trajectories, chunk_tokens=100)
+    assert [[len(t.tokens_T) for t in c] for c in chunks] == [[10, 11], [40, 50], [90], [200]]
+    assert sorted(t.trajectory_id for c in chunks for t in c) == [f"x{i}" for i in range(6)]
+    assert pack([], 100) == []
+
+
+@pytest.mark.parametrize(
+    ("estimator", "divisor"),
+    [
+        # Of 1, 0, 0, 0: mean 1/4, population standard deviation sqrt(3)/4.
+        ("mean_std_population", math.sqrt(3) / 4 + 1e-6),
+        ("mean", 1.0),
+    ],
+)
+def test_advantages_by_hand(estimator, divisor):
+    objective = Grpo(ObjectiveConfig(estimator=estimator), group_size=4)
+    expected = [centred / divisor for centred in (0.75, -0.25, -0.25, -0.25)]
+    assert objective.advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("rewards", [[0.1] * 7, [1.0], []])
+def test_degenerate_groups_have_exactly_no_advantage(rewards):
+    """Seven times 0.1 has a standard deviation of rounding errors; max == min decides."""
+    assert Grpo(ObjectiveConfig(), 8).advantages(rewards) == [0.0] * len(rewards)
+
+
+def test_what_has_no_advantage_is_refused():
+    with pytest.raises(UsageError, match=r"rollout\.group_size=1"):
+        Grpo(ObjectiveConfig(), group_size=1)
+    with pytest.raises(UsageError, match=r"objective\.estimator=median"):
+        Grpo(ObjectiveConfig(estimator="median"), group_size=2)
+    with pytest.raises(ValueError, match="non-finite"):
+        Grpo(ObjectiveConfig(), 2).advantages([0.0, math.nan])
+
+
+def test_the_normaliser_counts_action_tokens_of_all_survivors():
+    objective = Grpo(ObjectiveConfig(), 2)
+    assert objective.normaliser([trajectory("a", 9, 4), trajectory("b", 5, 0)]) == 4.0
+    assert objective.normaliser([]) == 1.0
+
+
+def test_budgets_count_their_own_unit():
+    class Still(WallClock):
+        at_s = 0.0
+
+        def now(self) -> float:
+            return self.at_s
+
+    clock = Still()
+    spent = {}
+    for kind in ("updates", "trajectories", "tokens", "wall_clock_s", "device_s"):
+        clock.at_s = 100.0
+        budget = Budget(BudgetConfig(kind, 30), devices=2, clock=clock)
+        assert budget.spent == 0
+        budget.start()
+        budget.counters.updates, budget.counters.trajectories, budget.counters.tokens = 2, 30, 29
+        clock.at_s = 112.0
+        spent[kind] = (budget.spent, budget.exhausted, budget.remaining_s)
+        clock.at_s = 115.0
+        budget.end()
+        clock.at_s = 999.0
+        assert budget.elapsed_s == 15.0
+    assert spent == {
+        "updates": (2, False, None),
+        "trajectories": (30, True, None),
+        "tokens": (29, False, None),
+        "wall_clock_s": (12.0, False, 18.0),
+        "device_s": (24.0, False, 3.0),
+    }
+
+
+def test_a_batch_hands_over_events_in_order_and_ends_once():
+    async def body() -> None:
+        clock = WallClock()
+        group = Group(0, "t", "easy")
+        batch = LiveBatch(0, 0, [group], clock)
+        finished = TrajectoryFinished(trajectory("a", 3))
+        batch.emit(finished)
+        assert batch.ready() == [finished]
+        assert batch.ready() == []
+        closed = GroupClosed(group)
+        batch.emit(finished)
+        batch.emit(closed)
+        assert await batch.next() is finished
+        assert batch.ready() == [closed]
+        assert batch.ready() == []
+        assert await batch.next() is None
+        assert await batch.next() is None
+
+    asyncio.run(body())
+
+
+def test_a_spent_time_budget_reaches_a_waiting_schedule():
+    async def body() -> None:
+        batch = LiveBatch(0, 0, [Group(0, "t", "easy")], WallClock())
+        waiting = asyncio.create_task(batch.next())
+        await asyncio.sleep(0)
+        batch.fail(BudgetEnded("spent"))
+        with pytest.raises(BudgetEnded):
+            await waiting
+        with pytest.raises(BudgetEnded):
+            batch.ready()
+
+    asyncio.run(body())
