@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -43,9 +43,14 @@ def cores(config: Config) -> tuple[list[int] | None, list[int] | None]:
 
 
 @contextlib.asynccontextmanager
-async def open_parts(config: Config, run_id: str, weights: Path | None) -> AsyncIterator[Parts]:
+async def open_parts(
+    config: Config,
+    run_id: str,
+    weights: Path | None,
+    tracker_ready: Callable[[], None] | None = None,
+) -> AsyncIterator[Parts]:
     """Start sandboxes, engine and learner side by side. `weights` is where the learner publishes;
-    None means no training. On the way out every process and sandbox is ended."""
+    None means no training. `tracker_ready` waits for the tracker's store. On the way out every process and sandbox is ended."""
     from environments.sandbox.select import SandboxKind, open_provider
 
     clock = WallClock()
@@ -61,7 +66,15 @@ async def open_parts(config: Config, run_id: str, weights: Path | None) -> Async
             )
             stack.push_async_callback(provider.close)
         engine = learner = chat = folder = None
-        starts = [asyncio.to_thread(environment.warm_up)]
+
+        def slow_imports() -> None:
+            # One after the other: two threads that parse source at once can meet a defect of
+            # CPython before 3.11.8 ("AST constructor recursion depth mismatch").
+            if tracker_ready is not None:
+                tracker_ready()
+            environment.warm_up()
+
+        starts = [asyncio.to_thread(slow_imports)]
         if config.agent.name == "policy":
             from harness.engines.client import TorchEngineClient
             from harness.policy.load import resolve

@@ -48,7 +48,9 @@ class Failing:
 
 @pytest.fixture(scope="module")
 def environment() -> SweBench:
-    return SweBench(SweBenchConfig())
+    environment = SweBench(SweBenchConfig())
+    environment.warm_up()
+    return environment
 
 
 def play(
