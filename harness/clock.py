@@ -29,8 +29,15 @@ class WallClock:
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.create_task(coroutine, name=name)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            # Whoever awaits it gets the exception; marked as seen, it is not logged once more when
+            # a sibling's failure has ended the run first.
+            task.exception()
 
     async def cancel_all(self) -> None:
         """Cancel what was spawned and still runs, and wait until each has cleaned up."""

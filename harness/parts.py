@@ -50,7 +50,8 @@ async def open_parts(
     tracker_ready: Callable[[], None] | None = None,
 ) -> AsyncIterator[Parts]:
     """Start sandboxes, engine and learner side by side. `weights` is where the learner publishes;
-    None means no training. `tracker_ready` waits for the tracker's store. On the way out every process and sandbox is ended."""
+    None means no training. `tracker_ready` waits for the tracker's store. On the way out every
+    process and sandbox is ended."""
     from environments.sandbox.select import SandboxKind, open_provider
 
     clock = WallClock()

@@ -76,10 +76,9 @@ class Replay:
         ]
         try:
             group.trajectories = [await life for life in lives]
+            emit(GroupClosed(group))
         except Exception as error:  # a defect: it must end the run
             batch.fail(error)
-            return
-        emit(GroupClosed(group))
 
     async def _live(self, original: Trajectory, group: int, emit: Emit) -> Trajectory:
         clock = self._clock

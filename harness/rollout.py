@@ -117,12 +117,11 @@ class Rollouts:
         ]
         try:
             ended = [await life for life in lives]
+            group.dropped = any(t is None for t in ended)
+            group.trajectories = [] if group.dropped else [t for t in ended if t is not None]
+            emit(GroupClosed(group))
         except Exception as error:  # a defect, not an infrastructure failure: it must end the run
             batch.fail(error)
-            return
-        group.dropped = any(t is None for t in ended)
-        group.trajectories = [] if group.dropped else [t for t in ended if t is not None]
-        emit(GroupClosed(group))
 
     async def run(
         self, task: Task, group: int, index: int, seed: int, emit: Emit, label: str = ""
