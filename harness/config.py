@@ -82,20 +82,15 @@ class LearnerConfig:
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
     dtype: str = "float32"
-    reference: str | None = None
 
 
 @dataclass
 class SandboxConfig:
-    """One sandbox's limits, and how many live at once. `image` is read by container engines."""
+    """`image` is read by container engines; a sandbox's limits are its environment's."""
 
     kind: str = "auto"
     image: str = "thundersync/mini:1"
     max_parallel: int = 64  # sandboxes alive at once: an agent's own, then its verifier's
-    memory_mb: int = 512
-    cpus: float = 1.0
-    pids: int = 256
-    scratch_mb: int = 256
 
 
 @dataclass

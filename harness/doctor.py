@@ -159,7 +159,7 @@ def examine() -> list[Finding]:
     checks: list[Callable[[], Finding]] = [
         python, torch, cpu, memory, gpu, disk, policy,
         lambda: dataset("mini", "eval", True, "reinstall: it is bundled"),
-        lambda: dataset("pypi", "eval", False, "see environments/swebench/pypi"),
+        lambda: dataset("pypi", "eval", False, "python -m environments.swebench.pypi"),
         tracking, docker, bubblewrap,
     ]  # fmt: skip
     findings = [check() for check in checks]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import Config
+from harness.policy.load import resolve
 from harness.protocols import UsageError
 
 _ADVANTAGES = "see the mathematics note, section 2"
@@ -23,14 +24,13 @@ _CHOICES: dict[str, Sequence[str | None]] = {
     "engine.name": ("torch",),
     "learner.name": ("torch",),
     "learner.dtype": ("float32", "float64"),
-    "learner.reference": (None,),
     "sandbox.kind": ("auto", "docker", "bubblewrap"),
     "clock.kind": ("wall",),
     "cluster.name": ("local",),
     "budget.kind": ("updates", "trajectories", "tokens", "wall_clock_s", "device_s"),
     "ledger.form": ("auto", "affine", "bucket"),
     "ledger.dtype": ("float32", "float64"),
-    "ledger.storage": ("device", "host"),
+    "ledger.storage": ("device",),
     "tracking.name": ("mlflow", "none"),
 }
 # key -> (lowest, highest, may the lowest itself be taken)
@@ -53,10 +53,6 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "learner.weight_decay": (0, math.inf, True),
     "learner.gradient_clip": (0, math.inf, False),
     "sandbox.max_parallel": (1, math.inf, True),
-    "sandbox.memory_mb": (16, math.inf, True),
-    "sandbox.cpus": (0, math.inf, False),
-    "sandbox.pids": (8, math.inf, True),
-    "sandbox.scratch_mb": (1, math.inf, True),
     "budget.limit": (0, math.inf, False),
     "evaluation.tasks": (1, math.inf, True),
     "evaluation.samples_per_task": (1, math.inf, True),
@@ -102,6 +98,7 @@ def validate(config: Config) -> None:
     config.env.check()
     for key in _FILES:
         _exists(key, lookup(config, key))
+    resolve(config.policy.path or config.policy.name)
     for key in _TARGETS:
         _importable(key, lookup(config, key))
     if config.schedule.name == "sync" and config.schedule.release != "batch":
