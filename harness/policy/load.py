@@ -32,7 +32,9 @@ def resolve(name_or_path: str | Path) -> Path:
 def load_for_training(path: str | Path, dtype: torch.dtype) -> Any:
     """transformers' own causal language model with sdpa attention, from a folder; no network."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # a learner's standard error is the run's
     return AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
     )
