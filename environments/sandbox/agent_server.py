@@ -40,13 +40,12 @@ OOM_FILES = ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.
 BASH_PATHS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 
-def set_dumpable(value):
-    """With 0 same-user processes cannot trace this one nor open its pipes through /proc."""
+def prctl(option, value):
     try:
         import _ctypes
 
-        prctl = _ctypes.dlsym(_ctypes.dlopen("", os.RTLD_NOW), "prctl")
-        _ctypes.call_function(prctl, (PR_SET_DUMPABLE, value, 0, 0, 0))
+        function = _ctypes.dlsym(_ctypes.dlopen("", os.RTLD_NOW), "prctl")
+        _ctypes.call_function(function, (option, value, 0, 0, 0))
     except (ImportError, OSError):
         return  # a Python without ctypes: the agent can then only harm its own sandbox
 
@@ -346,7 +345,7 @@ class Server:
                 resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
             os.close(self.requests)
             os.close(self.answers)
-            set_dumpable(1)  # /proc/self is root's otherwise
+            prctl(PR_SET_DUMPABLE, 1)  # /proc/self is root's otherwise
             try:  # where memory runs out the kernel should take the agent's processes, not PID 1
                 with open("/proc/self/oom_score_adj", "w") as adjustment:
                     adjustment.write("1000")
@@ -377,7 +376,7 @@ class Server:
     def watch(self):
         """Where no cgroup limits the sandbox: count processes and private memory in /proc."""
         count = 0
-        memory_bytes = 0
+        memory_bytes = 0  # at first with pages that forked processes share counted for each
         for name in os.listdir("/proc"):
             if not name.isdigit() or name == "1":
                 continue
@@ -388,6 +387,8 @@ class Server:
                 continue
             count += 1
             memory_bytes += (int(fields[1]) - int(fields[2])) * self.page_bytes
+        if self.memory_bytes < memory_bytes:
+            memory_bytes = self.shared_out_memory_bytes()
         if self.memory_bytes and memory_bytes > self.memory_bytes:
             self.over_memory = True
             self.notice += b"\n[killed: out of memory]\n"
@@ -396,6 +397,19 @@ class Server:
             self.notice += b"\n[killed: more than %d processes]\n" % self.pids
             self.kill_everything()
         self.next_watch = time.monotonic() + WATCH_INTERVAL_S if count else NEVER
+
+    def shared_out_memory_bytes(self):
+        """Private memory with shared pages divided among their owners; slower to find out."""
+        total = 0
+        for name in os.listdir("/proc"):
+            if name.isdigit() and name != "1":
+                try:
+                    with open("/proc/" + name + "/smaps_rollup", "rb") as rollup:
+                        lines = rollup.read().splitlines()
+                except OSError:
+                    continue
+                total += sum(int(line.split()[1]) for line in lines if line[:9] == b"Pss_Anon:")
+        return total * 1024
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -459,7 +473,8 @@ class Server:
 
 if __name__ == "__main__":
     server = Server(sys.argv[1:])
-    set_dumpable(0)
+    # Same-user processes can then neither trace this one nor open its pipes through /proc.
+    prctl(PR_SET_DUMPABLE, 0)
     try:
         server.serve()
     except MemoryError:  # only the agent's limits on this process can cause it

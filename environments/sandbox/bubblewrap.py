@@ -39,8 +39,10 @@ from environments.sandbox.channel import KILLED_EXIT_CODE, Channel, ChannelClose
 from environments.sandbox.provider import Provider
 
 _SERVER = "/run/agent_server.pyc"
+_PYTHON_LINKS = "/run/python"
 _USER = "65532"
 _SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC_DIRECTORIES = ("alternatives", "ssl/certs")
 _MEMORY_FILES_INSIDE = {1: "/sys/fs/cgroup/memory", 2: "/sys/fs/cgroup"}
 _STOP_LIMIT_S = 10.0
 _POLITE_END_S = 2.0
@@ -91,6 +93,8 @@ class BubblewrapSandbox(ChannelSandbox):
         self._spec = spec
         self._group: Group | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._server_pidfd: int | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def launch(self) -> None:
         """Start bwrap and wait for the server; raises ChannelClosed with what bwrap said."""
@@ -106,6 +110,7 @@ class BubblewrapSandbox(ChannelSandbox):
             command = ["/bin/sh", "-c", enter_script(self._group) + ' && exec "$@"', "sh", *command]
         ours, theirs = socket.socketpair()
         error_reader, error_writer = os.pipe()
+        os.set_blocking(error_reader, False)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -113,6 +118,7 @@ class BubblewrapSandbox(ChannelSandbox):
                 stdout=theirs.fileno(),
                 stderr=error_writer,
                 env={},
+                start_new_session=True,  # a Ctrl-C is the harness's to handle
             )
         except OSError as error:
             ours.close()
@@ -123,42 +129,70 @@ class BubblewrapSandbox(ChannelSandbox):
             os.close(error_writer)
         try:
             reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
-            await self.greet(Channel(reader, writer))
+            channel = Channel(reader, writer)
+            await self.greet(channel)
+            self._server_pidfd = self._open_server()
+            self._watch = asyncio.create_task(self._close_with_bwrap(channel))
         except ChannelClosed as error:
-            said = os.read(error_reader, 4096).decode("utf-8", "replace").strip()
-            raise ChannelClosed(said or str(error)) from error
+            with contextlib.suppress(BlockingIOError):
+                said = os.read(error_reader, 4096).decode("utf-8", "replace").strip()
+                raise ChannelClosed(said or str(error)) from error
+            raise
+        except asyncio.CancelledError:
+            ours.close()
+            raise
         finally:
             os.close(error_reader)
 
-    async def _ended(self, within_s: float) -> bool:
-        """Whether bwrap has ended, which it does after everything inside has."""
+    async def _close_with_bwrap(self, channel: Channel) -> None:
+        """Where bwrap is killed alone, tell the server by the end of its stream: the kernel does
+        not let bwrap's death signal through to a server that has changed its user."""
+        await self._bwrap_ended()
+        channel.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of bwrap, outside."""
+        return self._process.pid if self._process is not None else None
+
+    def _open_server(self) -> int | None:
+        """A handle on the PID 1 inside, which is the only child of bwrap."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        pids = children.read_text().split() if children.exists() else []
+        with contextlib.suppress(ProcessLookupError):
+            return os.pidfd_open(int(pids[0])) if pids else None
+        return None
+
+    async def _bwrap_ended(self) -> None:
         process = self._process
-        if process is None or process.poll() is not None:
-            return True
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        pidfd = os.pidfd_open(process.pid)
-        loop.add_reader(pidfd, ended.set)
+        if process is not None and process.poll() is None:
+            with os.fdopen(os.pidfd_open(process.pid)) as handle:
+                await _readable(handle.fileno())
+            process.wait()
+
+    async def _ended(self, within_s: float) -> bool:
+        """Whether bwrap and the PID 1 inside have ended; that one ends as the last one inside."""
         try:
             async with asyncio.timeout(within_s):
-                await ended.wait()
+                await self._bwrap_ended()
+                if self._server_pidfd is not None:
+                    await _readable(self._server_pidfd)
         except TimeoutError:
             return False
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-        return process.poll() is not None
+        return True
 
     def _kill(self) -> None:
-        """SIGKILL to the PID 1 inside, which takes its namespace along; to bwrap without one."""
-        if self._process is None or self._process.poll() is not None:
+        """SIGKILL to bwrap and to the PID 1 inside, which takes its namespace along."""
+        if self._process is None:
             return
-        outer = self._process.pid
-        children = Path(f"/proc/{outer}/task/{outer}/children")
-        inner = children.read_text().split() if children.exists() else []
-        for pid in [int(text) for text in inner] or [outer]:
+        if self._server_pidfd is None:
+            self._server_pidfd = self._open_server()
+        if self._process.poll() is None:
+            # The group, because bwrap may be forking: its child leaves the group only later.
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._server_pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                signal.pidfd_send_signal(self._server_pidfd, signal.SIGKILL)
 
     async def _remove(self) -> None:
         try:
@@ -167,13 +201,28 @@ class BubblewrapSandbox(ChannelSandbox):
             if not await self._ended(_POLITE_END_S):  # the server leaves at the end of its stream
                 self._kill()
                 if not await self._ended(_STOP_LIMIT_S):
-                    pid = self._process.pid if self._process else 0
-                    raise InfrastructureError("start", f"{self.sandbox_id}: pid {pid} does not end")
+                    message = f"{self.sandbox_id}: pid {self.pid} does not end"
+                    raise InfrastructureError("start", message)
         except BaseException:
             self._kill()
             raise
+        if self._watch is not None:
+            await self._watch
+        if self._server_pidfd is not None:
+            os.close(self._server_pidfd)
+            self._server_pidfd = None
         if self._group is not None:
-            self._group.remove()
+            await self._remove_group(self._group)
+
+    async def _remove_group(self, group: Group) -> None:
+        try:
+            async with asyncio.timeout(_STOP_LIMIT_S):
+                while not group.remove():  # the kernel lets go a moment after the last process
+                    await asyncio.sleep(0.001)
+                    group.kill()
+        except TimeoutError as error:
+            message = f"{self.sandbox_id}: {group.memory} cannot be removed"
+            raise InfrastructureError("start", message) from error
 
     async def _ran_out_of_memory(self) -> bool:
         return self._group is not None and self._group.ran_out_of_memory()
@@ -187,6 +236,16 @@ class BubblewrapSandbox(ChannelSandbox):
         return "" if code == KILLED_EXIT_CODE else f"{self.sandbox_id} ended with {code}"
 
 
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
 class BubblewrapProvider(Provider):
     kind = "bubblewrap"
 
@@ -198,14 +257,14 @@ class BubblewrapProvider(Provider):
             self.groups.reap()
         _reap_temporary_directories()
         start = process_start(os.getpid())
-        self._files = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{os.getpid()}.{start}."))
-        self._files.chmod(0o755)
+        self.files = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{os.getpid()}.{start}."))
+        self.files.chmod(0o755)
         py_compile.compile(
             str(Path(__file__).with_name("agent_server.py")),
-            cfile=str(self._files / "agent_server.pyc"),
+            cfile=str(self.files / "agent_server.pyc"),
             doraise=True,
         )
-        self._system = _system_arguments(self._files)
+        self._system = _system_arguments(self.files)
 
     def _new(self, spec: SandboxSpec, number: int) -> BubblewrapSandbox:
         return BubblewrapSandbox(f"{self.run_id}-{number}".replace("/", "-"), self, spec)
@@ -215,7 +274,7 @@ class BubblewrapProvider(Provider):
         await sandbox.launch()
 
     async def _close(self) -> None:
-        shutil.rmtree(self._files, ignore_errors=True)
+        shutil.rmtree(self.files, ignore_errors=True)
 
     def command(self, spec: SandboxSpec, group: Group | None) -> list[str]:
         """The whole bwrap command line; without a group the server inside watches the limits."""
@@ -232,10 +291,10 @@ class BubblewrapProvider(Provider):
             *(self._bwrap, *isolation_arguments(), "--hostname", "sandbox", "--clearenv"),
             *("--die-with-parent", "--new-session", "--as-pid-1"),
             *self._system,
-            *(*scratch, "/tmp", *scratch, spec.workdir),
+            *(*scratch, "/tmp", *_open_parents(spec.workdir), *scratch, spec.workdir),
         ]
         for outside, inside in spec.read_only_binds.items():
-            command += ["--ro-bind", outside, inside]
+            command += [*_open_parents(inside), "--ro-bind", outside, inside]
         for name, value in environment.items():
             command += ["--setenv", name, value]
         server = [f"workdir={spec.workdir}"]
@@ -257,8 +316,8 @@ def _interpreter() -> str:
 
 
 def _path_inside() -> str:
-    own = str(Path(sys.base_prefix) / "bin")
-    return f"{own}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    own = str(Path(sys.base_prefix).resolve() / "bin")
+    return f"{_PYTHON_LINKS}:{own}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 def _kernel_version() -> tuple[int, int]:
@@ -266,9 +325,15 @@ def _kernel_version() -> tuple[int, int]:
     return int(major), int("".join(filter(str.isdigit, minor)))
 
 
+def _open_parents(path: str) -> list[str]:
+    """Make the folders above `path` with mode 0755: by itself bwrap makes them its user's alone."""
+    parents = [*reversed(Path(path).parents)][1:]
+    return [word for parent in parents for word in ("--perms", "0755", "--dir", str(parent))]
+
+
 def _system_arguments(files: Path) -> list[str]:
     """Mounts that are the same in every sandbox."""
-    arguments = ["--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/sys"]
+    arguments = [*_open_parents("/run/x"), *_open_parents(_MEMORY_FILES_INSIDE[1] + "/x")]
     for directory in _SYSTEM_DIRECTORIES:
         path = Path(directory)
         if path.is_symlink():
@@ -277,11 +342,17 @@ def _system_arguments(files: Path) -> list[str]:
             arguments += ["--ro-bind", directory, directory]
     base = Path(sys.base_prefix).resolve()
     if not base.is_relative_to("/usr"):
-        for parent in [*reversed(base.parents)][1:]:
-            arguments += ["--perms", "0755", "--dir", str(parent)]
-        arguments += ["--ro-bind", str(base), str(base)]
+        arguments += [*_open_parents(str(base)), "--ro-bind", str(base), str(base)]
+    links = files / "python"
+    links.mkdir()
+    for name in ("python", "python3"):  # not every interpreter's folder has both
+        (links / name).symlink_to(_interpreter())
+    arguments += ["--ro-bind", str(links), _PYTHON_LINKS]
     _write_etc(files / "etc")
-    arguments += ["--ro-bind", str(files / "etc"), "/etc", "--proc", "/proc", "--dev", "/dev"]
+    arguments += ["--ro-bind", str(files / "etc"), "/etc"]
+    for name in _ETC_DIRECTORIES:
+        arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    arguments += ["--proc", "/proc", "--dev", "/dev"]
     for kernel_setting in ("/proc/sys", "/proc/sysrq-trigger"):
         arguments += ["--ro-bind-try", kernel_setting, kernel_setting]
     arguments += ["--remount-ro", "/dev", "--size", str(16 << 20), "--perms", "1777"]
@@ -296,14 +367,12 @@ def _write_etc(etc: Path) -> None:
     (etc / "group").write_text(f"agent:x:{_USER}:\n")
     (etc / "hosts").write_text("127.0.0.1 localhost\n")
     (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    for name in ("ld.so.cache", "alternatives", "ssl/certs", "ssl/openssl.cnf", "localtime"):
-        source = Path("/etc") / name
-        target = etc / name
-        target.parent.mkdir(exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, symlinks=True)
-        elif source.exists():
-            shutil.copyfile(source, target, follow_symlinks=name != "localtime")
+    for name in ("ld.so.cache", "localtime"):
+        if (Path("/etc") / name).exists():
+            shutil.copyfile(Path("/etc") / name, etc / name)
+    for name in _ETC_DIRECTORIES:
+        if (Path("/etc") / name).is_dir():
+            (etc / name).mkdir(parents=True)
 
 
 def _reap_temporary_directories() -> None:

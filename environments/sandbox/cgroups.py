@@ -6,8 +6,11 @@ groups left behind by a killed harness are recognised and removed at the next st
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shlex
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,24 +60,24 @@ class Group:
         failures = int((self.memory / "memory.failcnt").read_text())
         return int(kills.get("oom_kill", 0)) > 0 and failures > 0
 
-    def processes(self) -> list[int]:
-        return [int(line) for line in _lines(self.memory / "cgroup.procs")]
+    def kill(self) -> None:
+        """SIGKILL to whatever is in the group."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in _lines(self.memory / "cgroup.procs"):
+                os.kill(int(line), signal.SIGKILL)
 
-    def remove(self, *, within_s: float = 1.0) -> None:
-        """The kernel lets go of a group a moment after its last process has been reaped."""
-        give_up = time.monotonic() + within_s
+    def remove(self) -> bool:
+        """False where processes are still in it (or on their way out): try again."""
         for directory in self.directories:
-            while True:
-                try:
-                    directory.rmdir()
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    if time.monotonic() > give_up:
-                        raise
-                    time.sleep(0.001)
-                else:
-                    break
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                return False
+        return True
 
 
 class Groups:
@@ -116,6 +119,11 @@ class Groups:
             group.remove()
             raise
         return group
+
+    def left(self) -> list[Path]:
+        """This process's groups that still exist."""
+        parents = set(self._parents.values())
+        return [path for parent in parents for path in parent.glob(self._prefix + "*")]
 
     def reap(self) -> int:
         """Remove empty groups whose harness is gone; returns how many."""
@@ -171,7 +179,8 @@ def _probe(groups: Groups) -> tuple[Groups | None, str]:
         file_actions=[(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],
     )
     status = os.waitpid(child, 0)[1]
-    group.remove()
+    while not group.remove():
+        time.sleep(0.001)
     if status != 0:
         return None, "control groups cannot be entered"
     return groups, f"control groups version {groups.version}"

@@ -7,6 +7,7 @@ a reader needs text, and an answer that breaks the protocol condemns the sandbox
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import struct
 from abc import ABC, abstractmethod
@@ -95,6 +96,22 @@ def decode_output(head: bytes, tail: bytes, omitted_bytes: int) -> str:
     return head.decode("utf-8", "replace") + line + tail.decode("utf-8", "replace")
 
 
+def decode_result(answer: Sequence[bytes]) -> ExecResult:
+    """The answer to `exec`; raises ValueError where a field is not what it must be."""
+    code, duration, flags, omitted, head, tail = answer
+    omitted_bytes, duration_s = int(omitted), float(duration)
+    if omitted_bytes < 0 or not 0 <= duration_s < math.inf:
+        raise ValueError(f"omitted {omitted_bytes} bytes in {duration_s} s")
+    return ExecResult(
+        output=decode_output(head, tail, omitted_bytes),
+        exit_code=None if code == b"-" else int(code),
+        duration_s=duration_s,
+        timed_out=b"timed_out" in flags,
+        omitted_bytes=omitted_bytes,
+        out_of_memory=b"out_of_memory" in flags,
+    )
+
+
 class ChannelSandbox(ABC):
     """What both kinds of sandbox share: everything but being started and being removed."""
 
@@ -150,15 +167,7 @@ class ChannelSandbox(ABC):
                 max_bytes=max_output_bytes + _SLACK_BYTES,
                 within_s=timeout_s + _ANSWER_GRACE_S,
             )
-            code, duration, flags, omitted, head, tail = answer
-            return ExecResult(
-                output=decode_output(head, tail, int(omitted)),
-                exit_code=None if code == b"-" else int(code),
-                duration_s=float(duration),
-                timed_out=b"timed_out" in flags,
-                omitted_bytes=int(omitted),
-                out_of_memory=b"out_of_memory" in flags,
-            )
+            return decode_result(answer)
         except ValueError as error:
             raise InfrastructureError("exec_transport", f"unreadable answer: {error}") from error
         except ChannelClosed as error:
@@ -215,12 +224,12 @@ class ChannelSandbox(ABC):
         task = asyncio.create_task(exchange())
         self._requests.add(task)
         task.add_done_callback(self._forget)
-        status, *fields = await asyncio.shield(task)
-        if status == b"ok":
-            return fields
-        if status != b"error" or len(fields) != 2 or not fields[0].isdigit():
+        answer = await asyncio.shield(task)
+        if answer[:1] == [b"ok"]:
+            return answer[1:]
+        if len(answer) != 3 or answer[0] != b"error" or not answer[1].isdigit():
             raise ChannelClosed("an unknown answer")
-        code, message = int(fields[0]), fields[1].decode("utf-8", "replace")
+        code, message = int(answer[1]), answer[2].decode("utf-8", "replace")
         if code == _ENOSPC:
             raise InfrastructureError("disk", f"{self.sandbox_id}: {message}")
         raise OSError(code, message)

