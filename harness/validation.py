@@ -58,7 +58,6 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "evaluation.samples_per_task": (1, math.inf, True),
     "evaluation.temperature": (0, math.inf, True),
     "ledger.max_open_groups": (1, math.inf, True),
-    "parity.every": (0, math.inf, True),
     "seed": (0, 2**63 - 1, True),
 }
 _FILES = ("env.data_dir", "policy.path", "replay")
@@ -95,6 +94,11 @@ def validate(config: Config) -> None:
                 f"schedule.{key}={value}: schedule={config.schedule.name} trains on fresh "
                 "trajectories only; leave it unset"
             )
+    if config.parity.every:
+        raise UsageError(
+            f"parity.every={config.parity.every}: parity is checked outside of runs, by "
+            "python -m thundersync.parity; leave it 0"
+        )
     config.env.check()
     for key in _FILES:
         _exists(key, lookup(config, key))
