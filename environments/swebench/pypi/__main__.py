@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ _KEYS = ("data_dir", "sandbox", "record")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0 built (one JSON line on standard output), 2 usage error, 1 other failure."""
+    """Exit status: 0 built (one JSON line on standard output), 2 usage error, 1 other failure,
+    130 and 143 where SIGINT or SIGTERM ended it."""
     start = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         options = _options(arguments)
         record = options.get("record") == "true"
@@ -28,6 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     except (UsageError, InfrastructureError) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        return 130
     print(json.dumps({"data": str(folder), "seconds": round(time.monotonic() - start, 1)}))
     return 0
 

@@ -33,7 +33,7 @@ from environments.swebench.pypi.source import (
 )
 
 _STAGING = ".building-"
-_PARALLEL_RELEASES = 1  # each runs its tests before and after the fix side by side
+_SANDBOXES = max(2, min(4, os.cpu_count() or 1))
 
 
 def build(data_dir: str | None, *, sandbox: SandboxKind = "auto", record: bool = False) -> Path:
@@ -108,16 +108,17 @@ async def _validate(
 ) -> list[Instance]:
     """The instances with their test lists, whose lengths must be the table's."""
     grading.warm_up()
-    provider = await open_provider(sandbox, image=MINI_IMAGE, run_id="pypi-build", max_parallel=2)
+    provider = await open_provider(
+        sandbox, image=MINI_IMAGE, run_id="pypi-build", max_parallel=_SANDBOXES
+    )
     try:
         _say(provider.why)
         source = FolderSource(folder, drafts)
-        instances = []
-        for instance in drafts:
-            instances.append(await validated(source, instance, provider))
-            _check_counts(instances[-1])
+        instances = await asyncio.gather(*(validated(source, d, provider) for d in drafts))
     finally:
         await provider.close()
+    for instance in instances:
+        _check_counts(instance)
     return instances
 
 

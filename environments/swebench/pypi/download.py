@@ -53,6 +53,8 @@ def fetch_sdists(pins: Sequence[Pin], folder: Path, scratch: Path) -> None:
         file = backends / f"{path}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_BACKEND)
+        for package in file.relative_to(backends).parents[:-1]:  # without it an installed one wins
+            (backends / package / "__init__.py").touch()
     while missing:
         # pip takes one version of a project at a time
         batch = list({pin.project: pin for pin in missing}.values())
@@ -108,19 +110,23 @@ def _pip(
     if python_path is not None:
         environment["PYTHONPATH"] = str(python_path)
     arguments = [sys.executable, "-m", "pip", command, "--quiet", "--no-input", "--no-deps"]
-    outcome = subprocess.run(
-        [*arguments, "--require-hashes", "-r", str(requirements), *options],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_PIP_LIMIT_S,
-    )
+    names = ", ".join(pin.project for pin in pins)
+    try:
+        outcome = subprocess.run(
+            [*arguments, "--require-hashes", "-r", str(requirements), *options],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PIP_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"pip {command} {names}: no end within {error.timeout:.0f} s") from error
     if outcome.returncode != 0:
-        errors = [line for line in outcome.stderr.splitlines() if line.startswith("ERROR")]
-        said = "; ".join(errors or outcome.stderr.splitlines()[-1:])[:400]
-        names = ", ".join(pin.project for pin in pins)
+        lines = [line.strip() for line in outcome.stderr.splitlines()]
+        errors = [line for line in lines if line.lower().startswith("error")]
+        said = "; ".join(errors or lines[-1:])[:400]
         raise UsageError(
             f"pip {command} {names}: {said or 'failed'} (it needs a package index that has them)"
         )
