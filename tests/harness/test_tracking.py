@@ -115,3 +115,23 @@ def test_none_logs_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     tracker.close("finished", {}, tmp_path)
     assert isinstance(tracker, NoTracker)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_processes_that_start_side_by_side_share_a_fresh_store(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from harness.composition import compose;"
+        "from harness.tracking import open_tracker; _, uri, name, folder = sys.argv;"
+        "t = open_tracker(compose([f'tracking.uri={uri}']), name); t.ready();"
+        "t.close('finished', {}, Path(folder))"
+    )
+    uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "run"
+    folder.mkdir()
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, uri, f"run-{n}", str(folder)])
+        for n in range(4)
+    ]
+    assert [process.wait(timeout=200) for process in processes] == [0] * 4
+    runs = _runs(uri)
+    assert sorted(runs) == [f"run-{n}" for n in range(4)]
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
