@@ -31,16 +31,8 @@ class Failure:
     error: str
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The value of one call, and how many lines it executed."""
-
-    value: Any
-    lines: int
-
-
-def run_function(source: str, name: str, arguments: Sequence[Any]) -> Outcome:
-    """Call function `name` of `source` on a copy of `arguments`."""
+def run_function(source: str, name: str, arguments: Sequence[Any]) -> Any:
+    """The value of function `name` of `source` on a copy of `arguments`, or a Failure."""
     if source not in _compiled:
         if len(_compiled) > 256:
             _compiled.clear()
@@ -56,12 +48,12 @@ def run_function(source: str, name: str, arguments: Sequence[Any]) -> Outcome:
             raise _TooLong
         return trace
 
+    own = copy.deepcopy(list(arguments))
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        value = names[name](*copy.deepcopy(list(arguments)))
+        return names[name](*own)
     except (ArithmeticError, LookupError, NameError, TypeError, ValueError, _TooLong) as error:
-        value = Failure(type(error).__name__)
+        return Failure(type(error).__name__)
     finally:
         sys.settrace(before)
-    return Outcome(value, lines)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from environments.swebench.mini.evaluate import Failure, Outcome, run_function
+from environments.swebench.mini.evaluate import Failure, run_function
 from environments.swebench.mini.mutate import render
 from environments.swebench.mini.task import (
     Case,
@@ -33,7 +33,6 @@ VALUE_ONLY_SHARE = 0.25  # issues that give one wrong value and no words
 VISIBLE_FAILURE_SHARE = 2 / 3  # tasks where a test already in the repository fails
 SLOW_SHARE = 0.1  # tasks with a test that really computes for SLOW_S seconds
 SLOW_S = (0.1, 0.6)
-LINE_S = 6e-8  # CPU time of one executed line, to size the slow tests
 VISIBLE_CASES, HIDDEN_CASES = 2, 7
 
 
@@ -81,9 +80,9 @@ def _expected_cases(function: Function, count: int, rng: random.Random) -> list[
     cases = []
     for number in range(count):
         arguments = _arguments(function, number, rng)
-        outcome = run_function(function.source, function.name, arguments)
-        if not isinstance(outcome.value, Failure):
-            cases.append(Case(arguments, outcome.value))
+        value = run_function(function.source, function.name, arguments)
+        if not isinstance(value, Failure):
+            cases.append(Case(arguments, value))
     return cases
 
 
@@ -99,11 +98,11 @@ def _choose_bug(
     return rng.choices(sites, weights)[0]
 
 
-def _issue(target: Function, case: Case, got: Outcome, symptom: str | None) -> str:
+def _issue(target: Function, case: Case, got: Any, symptom: str | None) -> str:
     if symptom is not None:
         return f"{target.name} {symptom}."
     call = f"{target.name}({', '.join(map(repr, case.arguments))})"
-    tail = "got an error." if isinstance(got.value, Failure) else f"got {got.value!r}."
+    tail = "got an error." if isinstance(got, Failure) else f"got {got!r}."
     return f"{call} should be {case.expected!r}, {tail}"
 
 
@@ -141,22 +140,19 @@ def _draw_functions(count: int, split: str, rng: random.Random) -> list[Function
     return [_function(t, rng) for t in templates]
 
 
-def _slow_test(
-    functions: Sequence[Function], cases: Mapping[str, Sequence[Case]], rng: random.Random
-) -> tuple[Function, int]:
-    """A function and how often a test calls it, to take SLOW_S seconds on a usual machine."""
-    slow = rng.choice([f for f in functions if cases[f.name]])
-    lines = run_function(slow.source, slow.name, cases[slow.name][0].arguments).lines
-    seconds = SLOW_S[0] * (SLOW_S[1] / SLOW_S[0]) ** rng.random()
-    return slow, int(round(seconds / (LINE_S * (lines + 2)), -3))
-
-
 def _draw_package(split: str, rng: random.Random) -> Package:
     name, modules = rng.choice(PACKAGES), rng.sample(MODULES, 2)
     first, second = rng.randint(2, 4), rng.randint(2, 4)
     functions = _draw_functions(first + second, split, rng)
     parts = (tuple(functions[:first]), tuple(functions[first:]))
     return Package(name, (modules[0], modules[1]), parts)
+
+
+def _slow_test(functions: Sequence[Function], rng: random.Random) -> tuple[Function, int]:
+    """A function and how often a test calls it, to compute for a log-uniform time in SLOW_S."""
+    slow = rng.choice(functions)
+    seconds = SLOW_S[0] * (SLOW_S[1] / SLOW_S[0]) ** rng.random()
+    return slow, round(seconds * 1e9 / slow.template.call_ns / 1000) * 1000
 
 
 def _try_task(package: Package, split: str, rng: random.Random) -> MiniTask | None:
@@ -172,8 +168,8 @@ def _try_task(package: Package, split: str, rng: random.Random) -> MiniTask | No
     }
     before = [run_function(buggy, target.name, c.arguments) for c in cases[target.name]]
     failing = [
-        isinstance(o.value, Failure) or o.value != c.expected
-        for o, c in zip(before, cases[target.name], strict=True)
+        isinstance(value, Failure) or value != c.expected
+        for value, c in zip(before, cases[target.name], strict=True)
     ]
     if not any(failing) or len(failing) < HIDDEN_CASES - 2:
         return None
@@ -183,7 +179,7 @@ def _try_task(package: Package, split: str, rng: random.Random) -> MiniTask | No
     issue = _issue(target, cases[target.name][shown], before[shown], symptom)
     slow, repeats = None, 0
     if rng.random() < SLOW_SHARE:
-        slow, repeats = _slow_test([f for f in functions if f is not target], cases, rng)
+        slow, repeats = _slow_test([f for f in functions if f is not target and cases[f.name]], rng)
     cases[target.name] = [cases[target.name][i] for i in order]
     failing_set = frozenset(n for n, i in enumerate(order) if failing[i])
     return MiniTask(

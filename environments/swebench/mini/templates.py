@@ -22,10 +22,12 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Template:
-    """One function: `parameters` is a string over L, A, B, C in order of the signature."""
+    """One function: `parameters` is a string over L, A, B, C in order of the signature, `call_ns`
+    the CPU time of a call as once measured, by which slow tests are sized."""
 
     verbs: tuple[str, ...]
     parameters: str
+    call_ns: int
     body: str
     mutations: tuple[Mutation, ...]
 
@@ -42,6 +44,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("total", "sum"),
         "L",
+        150,
         "s = 0\nfor v in L:\n    s += v\nreturn s",
         (
             M("s += v", "s -= v", ("subtracts the values instead of adding them",)),
@@ -52,6 +55,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("count_above", "num_above"),
         "LA",
+        180,
         "k = 0\nfor v in L:\n    if v > A:\n        k += 1\nreturn k",
         (
             M("v > A", "v >= A", ("also counts values equal to the limit",), HARD),
@@ -63,6 +67,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("count_upto", "num_upto"),
         "LA",
+        150,
         "k = 0\nfor v in L:\n    if v <= A:\n        k += 1\nreturn k",
         (
             M("v <= A", "v < A", ("forgets values equal to the limit",)),
@@ -73,6 +78,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("clamp", "limit"),
         "ABC",
+        50,
         "if A < B:\n    return B\nif A > C:\n    return C\nreturn A",
         (
             M("A < B", "A > B", ("is wrong for inputs under the lower bound",), HARD),
@@ -84,6 +90,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("mean", "average"),
         "L",
+        140,
         "return sum(L) / len(L)",
         (
             M(
@@ -98,6 +105,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("last",),
         "L",
+        90,
         "return L[-1]",
         (
             M("L[-1]", "L[0]", ("returns the first element",)),
@@ -107,6 +115,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("first",),
         "L",
+        70,
         "return L[0]",
         (
             M("L[0]", "L[1]", ("returns the second element",)),
@@ -116,6 +125,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("is_even",),
         "A",
+        60,
         "return A % 2 == 0",
         (
             M("A % 2 == 0", "A % 2 != 0", ("is true for odd numbers",)),
@@ -126,6 +136,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("pass", "accept"),
         "A",
+        40,
         "return A >= K",
         (
             M("A >= K", "A > K", ("rejects the exact threshold",)),
@@ -135,6 +146,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("reject", "under"),
         "A",
+        45,
         "return A < K",
         (
             M("A < K", "A <= K", ("is true for the exact threshold",)),
@@ -144,6 +156,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("take", "head"),
         "LA",
+        160,
         "return L[:A]",
         (
             M("L[:A]", "L[A:]", ("drops the leading elements instead of keeping them",)),
@@ -154,6 +167,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("both",),
         "AB",
+        60,
         "return A > 0 and B > 0",
         (
             M("A > 0 and B > 0", "A > 0 or B > 0", ("is true when only one input is positive",)),
@@ -164,12 +178,14 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("missing", "lacks"),
         "LA",
+        100,
         "return A not in L",
         (M("A not in L", "A in L", ("is true for present values, the negation is missing",)),),
     ),
     Template(
         ("largest", "top"),
         "L",
+        170,
         "m = L[0]\nfor v in L:\n    if v > m:\n        m = v\nreturn m",
         (
             M("v > m", "v < m", ("returns the smallest value",)),
@@ -179,6 +195,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("smallest", "low"),
         "L",
+        210,
         "return min(L)",
         (
             M("min(L)", "max(L)", ("returns the largest value",)),
@@ -188,6 +205,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("gap", "diff"),
         "AB",
+        60,
         "return abs(A - B)",
         (
             M("A - B", "A + B", ("adds the inputs instead of subtracting",)),
@@ -198,6 +216,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("area", "cover"),
         "AB",
+        50,
         "return A * B",
         (
             M("A * B", "A + B", ("adds the sides instead of multiplying",)),
@@ -208,6 +227,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("scale", "convert"),
         "AB",
+        60,
         "r = A * K\nreturn r + B",
         (
             M("A * K", "A + K", ("adds the factor instead of multiplying",)),
@@ -218,6 +238,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("span", "upto"),
         "A",
+        240,
         "s = 0\nfor i in range(1, A + 1):\n    s += i\nreturn s",
         (
             M("range(1, A + 1)", "range(1, A - 1)", ("stops too early, two short",)),
@@ -229,6 +250,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("evens", "pick_even"),
         "L",
+        330,
         "return [v for v in L if v % 2 == 0]",
         (
             M("v % 2 == 0", "v % 2 != 0", ("keeps odd values",)),
@@ -238,6 +260,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("any_over",),
         "LA",
+        500,
         "return any(v > A for v in L)",
         (
             M(
@@ -252,6 +275,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("all_over",),
         "LA",
+        480,
         "return all(v > A for v in L)",
         (
             M(
@@ -266,6 +290,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         ("size_left", "room"),
         "LA",
+        80,
         "return A - len(L)",
         (
             M("A - len(L)", "A + len(L)", ("grows with the length instead of shrinking",)),
