@@ -69,6 +69,14 @@ def oom_kills(counter):
     return 0
 
 
+def prefer_for_oom_kill():
+    """Where memory runs out the kernel should take the agent's processes, not PID 1."""
+    try:
+        os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"1000")
+    except OSError:
+        return  # /proc is read-only: a preference, no limit
+
+
 class Output:
     """Head and tail of a byte stream in bounded memory."""
 
@@ -346,11 +354,7 @@ class Server:
             os.close(self.requests)
             os.close(self.answers)
             prctl(PR_SET_DUMPABLE, 1)  # /proc/self is root's otherwise
-            try:  # where memory runs out the kernel should take the agent's processes, not PID 1
-                with open("/proc/self/oom_score_adj", "w") as adjustment:
-                    adjustment.write("1000")
-            except OSError:
-                pass
+            prefer_for_oom_kill()
             os.chdir(self.workdir)
             os.execve(self.bash, ["bash", "-c", command], os.environ)
         except OSError as error:

@@ -242,7 +242,12 @@ class ChannelSandbox(ABC):
     # --- the end --------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        if self._stopping is None:
+        failed = (
+            self._stopping is not None
+            and self._stopping.done()
+            and (self._stopping.cancelled() or self._stopping.exception() is not None)
+        )
+        if self._stopping is None or failed:
             self._stopping = asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
 

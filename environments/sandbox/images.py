@@ -98,7 +98,9 @@ def build_from_image(client: Any, base: str) -> None:
 
     dockerfile = _DOCKERFILE.format(base=base, label=SCRATCH_LABEL)
     try:
-        client.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=MINI_IMAGE, rm=True)
+        client.images.build(
+            fileobj=io.BytesIO(dockerfile.encode()), tag=MINI_IMAGE, forcerm=True, rm=True
+        )
     except (APIError, BuildError) as error:
         way_out = "without a registry: --base debootstrap"
         raise UsageError(f"--base={base}: {str(error)[:300]}; {way_out}") from error

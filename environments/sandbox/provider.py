@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 
 from environments.protocols import InfrastructureError, SandboxCounters, SandboxSpec
@@ -44,12 +45,17 @@ class Provider(ABC):
         try:
             await self._launch(sandbox)
         except ChannelClosed as error:
-            await sandbox.stop()
+            await self._abandon(sandbox)
             raise InfrastructureError("start", f"{sandbox.sandbox_id}: {error}") from error
         except BaseException:  # cancellation too: a start that was given up leaves nothing behind
-            await sandbox.stop()
+            await self._abandon(sandbox)
             raise
         return sandbox
+
+    async def _abandon(self, sandbox: ChannelSandbox) -> None:
+        """What cannot be removed stays counted as living; close tries again."""
+        with contextlib.suppress(InfrastructureError):
+            await sandbox.stop()
 
     def _stopped(self, sandbox: ChannelSandbox) -> None:
         if sandbox in self._living:

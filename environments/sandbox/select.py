@@ -6,7 +6,8 @@ import asyncio
 from typing import Literal
 
 from environments.protocols import SandboxProvider, UsageError
-from environments.sandbox.bubblewrap import BubblewrapProvider, find_bwrap, unusable_reason
+from environments.sandbox.bubblewrap import BubblewrapProvider
+from environments.sandbox.bubblewrap_command import find_bwrap, unusable_reason
 
 SandboxKind = Literal["auto", "docker", "bubblewrap"]
 
