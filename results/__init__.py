@@ -1,1 +1,2 @@
-"""Tables, figures and reports from the artifacts that runs leave; imports nothing of the harness."""
+"""Tables, figures and reports from the artifacts that runs leave; imports nothing of the
+harness."""

@@ -133,3 +133,19 @@ def test_a_stream_that_secretly_waits_for_the_batch_is_found_out(run_job, tmp_pa
     assert job.summary["release"] == "reward"
     assert job.summary["ledger"]["buffers_peak"] >= 1  # it did capture: only when is the lie
     assert early_backwards(job.folder / "timeline.json") == []
+
+
+def test_two_runs_can_be_drawn_side_by_side(stream_job, sync_job, tmp_path: Path):
+    from results.gantt import draw, load_update
+
+    updates = [load_update(job.folder, 2) for job in (sync_job, stream_job)]
+    with (sync_job.folder / "updates.csv").open() as file:
+        row = list(csv.DictReader(file))[1]
+    assert updates[0]["length_s"] == pytest.approx(float(row["per_update_s"]))
+    assert {"generate", "exec", "start", "accumulate"} >= {n for _, n, *_ in updates[0]["bars"]} - {
+        "verify", "step", "publish",
+    }  # fmt: skip
+    draw(updates, tmp_path / "update.png")
+    assert (tmp_path / "update.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="update=3 is not in"):
+        load_update(sync_job.folder, 3)
