@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from environments.protocols import InfrastructureError, Sandbox, Submission, Task
-from environments.swebench.environment import MAX_PATCH_BYTES
+from environments.swebench.config import SweBenchConfig
+from environments.swebench.environment import MAX_PATCH_BYTES, SweBench
 from environments.swebench.instance import parse_instance
 
 CONFTEST = """\
@@ -167,6 +168,33 @@ def test_endless_code_is_the_agents_zero(bench) -> None:
     verdict = bench.verdicts(task, {"": appended(bench, task, "while True:\n    pass")})[""]
     assert verdict.reward == 0.0
     assert verdict.report["reason"] == "tests fail"
+
+
+def test_too_much_memory_and_too_much_time_are_the_agents_zero(bench) -> None:
+    task = bench.task()
+    hungry = appended(bench, task, "x = bytearray(2 << 30)\nx[::4096] = x[1::4096]")
+    assert bench.verdicts(task, {"": hungry})[""].reward == 0.0
+    hasty = SweBench(SweBenchConfig(verify_timeout_s=2.0))
+    sleepy = Submission(appended(bench, task, "import time\ntime.sleep(15)"))
+    verdict = bench.with_provider(lambda provider: hasty.verify(task, sleepy, provider))
+    assert verdict.reward == 0.0
+    assert verdict.report["reason"].startswith("the tests ran past")
+
+
+@pytest.mark.parametrize(
+    ("before_the_tests", "kind"), [("exit 3", "exec_transport"), ("sleep 30", "verifier_timeout")]
+)
+def test_a_verifier_that_never_reaches_its_tests_is_infrastructure(
+    bench, before_the_tests: str, kind: str
+) -> None:
+    record = bench.environment.instance(bench.task()).record()
+    script = record["eval_script"].replace("cd /testbed", before_the_tests)
+    changed = {"instance_id": f"broken__{kind}", "eval_script": script}
+    broken = bench.environment.task(parse_instance(record | changed))
+    hasty = SweBench(SweBenchConfig(verify_timeout_s=2.0))
+    with pytest.raises(InfrastructureError, match="never reached its tests") as error:
+        bench.with_provider(lambda provider: hasty.verify(broken, Submission(""), provider))
+    assert error.value.kind == kind
 
 
 def test_a_hidden_test_patch_that_does_not_apply_is_infrastructure(bench) -> None:

@@ -109,6 +109,26 @@ def test_the_instances_lists_are_what_the_parser_reads(tmp_path: Path) -> None:
     assert set(after.values()) == {"PASSED"}
 
 
+def cpu_s(folder: Path, instance: Instance) -> float:
+    assert instance.files is not None
+    write(folder, dict(instance.files))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run(folder)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_a_run_is_cheap_and_slow_tasks_have_a_long_tail(tmp_path: Path) -> None:
+    instances = MiniSource().instances("eval")
+    quick = [i for i in instances if i.difficulty != "slow"][:5]
+    slow = [i for i in instances if i.difficulty == "slow"][:3]
+    quick_s = [cpu_s(tmp_path / i.instance_id, i) for i in quick]
+    slow_s = [cpu_s(tmp_path / i.instance_id, i) for i in slow]
+    assert min(quick_s) < 0.06
+    assert min(slow_s) > 0.06
+    assert min(slow_s) > 2 * min(quick_s)
+
+
 def test_an_agent_reads_the_first_failure_and_the_counts(tmp_path: Path) -> None:
     tests = (
         TEST + "\n\ndef test_f_1():\n    assert f(2) == 3\n\n\ndef test_f_2():\n    assert f(5)\n"
