@@ -35,7 +35,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ImitationSettings:
-    steps: int = 600
+    steps: int = 700
     batch_size: int = 16
     learning_rate: float = 3e-3
     warm_up: int = 40

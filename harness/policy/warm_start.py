@@ -1,6 +1,6 @@
 """Makes the tiny policy: a tokenizer and a Qwen3 of a million parameters, by imitation.
 
-    python -m harness.policy.warm_start demos=FILE out=DIR [steps=600] [target=0.3] ...
+    python -m harness.policy.warm_start demos=FILE out=DIR [steps=700] [target=0.3] ...
 
 Demonstrations come from `python -m environments.swebench.mini.experts`. Every so many steps the
 solve rate is measured by the harness's own rollouts, in real sandboxes, on generated tasks that are
@@ -34,7 +34,7 @@ class WarmStart:
 
     demos: str = ""
     out: str = ""
-    steps: int = 600
+    steps: int = 700
     target: float = 0.3
     seed: int = 0
     threads: int = 2
@@ -73,7 +73,7 @@ async def solve_rate(folder: Path, settings: WarmStart, split: str) -> Measured:
     from harness.parts import make_rollouts, open_parts
 
     config = Config(env=SweBenchConfig())
-    config.policy.path = str(folder)
+    config.policy.path = str(folder.resolve())  # a relative path could be a name, such as tiny
     config.sandbox.kind = "bubblewrap"
     config.sandbox.max_parallel = settings.parallel
     counts: dict[str, list[float]] = defaultdict(list)
@@ -107,8 +107,9 @@ def run(settings: WarmStart, command: str) -> dict[str, Any]:
     shape = imitation.ModelShape()
     options = imitation.ImitationSettings(steps=settings.steps, seed=settings.seed)
     demonstrations = imitation.read_demonstrations(demos)
+    # The headers' role names are part of the text, so that each becomes a single token.
     texts = (
-        "\n".join([d.first_message, *(part for turn in d.turns for part in turn)])
+        "\n".join(["user", d.first_message, *(f"assistant\n{c}\nuser\n{o}" for c, o in d.turns)])
         for d in demonstrations[: settings.tokenizer_demos]
     )
     train_tokenizer(texts, out, vocab_size=shape.vocab_size, context=shape.context)
