@@ -1,7 +1,7 @@
 """The nouns and seams of tasks and sandboxes; this package knows nothing of training.
 
-A `Sandbox` runs commands, an `Environment` says what a task is and how it is judged. harness.protocols
-re-exports these names, so that the rest of the code has one place to import from.
+A `Sandbox` runs commands, an `Environment` says what a task is and how it is judged.
+harness.protocols re-exports these names, so that the rest of the code has one place to import from.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ class Sandbox(Protocol):
     async def exec(
         self, command: str, *, timeout_s: float, max_output_bytes: int = 65536
     ) -> ExecResult:
-        """Run `command` with bash in the workdir. Raises InfrastructureError, never for the agent's fault."""
+        """Run `command` with bash in the workdir. Raises InfrastructureError, never for the agent's
+        fault."""
         ...
 
     async def put(self, files: Mapping[str, bytes], *, base: str | None = None) -> None:
         """Write files (path relative to `base`, default the workdir; parents are made; mode 0755 if
-        the content starts with '#!'). A path that ends in '.tar' and starts with '@' is unpacked at `base`."""
+        the content starts with '#!'). A path that ends in '.tar' and starts with '@' is unpacked at
+        `base`."""
         ...
 
     async def get(self, path: str) -> bytes: ...
@@ -119,7 +121,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Submission:
-    """What is judged: the agent's diff, or, where the end state is the machine itself, the sandbox."""
+    """What is judged: the agent's diff, or, where the end state is the machine itself, the
+    sandbox."""
 
     patch: str
     sandbox: Sandbox | None = None

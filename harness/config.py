@@ -109,7 +109,7 @@ class BudgetConfig:
     """What a run may spend on training; evaluation and warm start are outside."""
 
     kind: str = "updates"
-    limit: float = 15.0
+    limit: float = 20.0
 
 
 @dataclass
@@ -117,7 +117,7 @@ class EvaluationConfig:
     initial: bool = True
     final: bool = True
     tasks: int | None = None  # the first so many of the split; null is all of it
-    samples_per_task: int = 1
+    samples_per_task: int = 2
     temperature: float = 1.0
     seed: int = 1234
 

@@ -124,7 +124,7 @@ def report(configs: Sequence[Config], rows: Sequence[Sequence[Row]]) -> dict[str
 def parse(arguments: Sequence[str]) -> tuple[list[Config], int]:
     """`a=` and `b=` give each schedule's overrides (comma-separated); the rest is for both."""
     options = {"a": "schedule=sync", "b": "schedule=stream", "updates": "24"}
-    shared = list(PINNED)
+    shared: list[str] = list(PINNED)
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key in options:

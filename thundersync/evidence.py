@@ -1,4 +1,5 @@
-"""Is the streaming real? Reads a run's timeline.json and counts the backward passes that started early.
+"""Is the streaming real? Reads a run's timeline.json and counts the backward passes that started
+early.
 
 A streamed backward is one that began before its group closed (math.md section 3, rungs `reward` and
 above). A schedule that calls itself streaming and waits for the end of the batch shows none.
@@ -14,7 +15,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EarlyBackward:
-    """One capture: its group, when it began and when the group closed (seconds of the run's clock)."""
+    """One capture: its group, when it began and when the group closed (seconds of the run's
+    clock)."""
 
     group: int
     started_s: float
