@@ -34,14 +34,16 @@ async def measure(config: Config) -> tuple[Evaluation, dict[str, int]]:
     """Run the evaluation; every sandbox and process is ended on the way out."""
     judged = 0
 
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     def record(trajectory: Trajectory) -> None:
         nonlocal judged
         judged += 1
         if judged % 32 == 0:
-            print(f"{judged} samples judged", file=sys.stderr, flush=True)
+            say(f"{judged} samples judged")
 
-    async with open_parts(config, f"{os.getpid()}-evaluate", None) as parts:
-        print(f"sandbox: {parts.provider.kind} ({parts.provider.why})", file=sys.stderr, flush=True)
+    async with open_parts(config, f"{os.getpid()}-evaluate", None, say=say) as parts:
         rollouts = make_rollouts(config, parts, config.evaluation.temperature)
         tasks = parts.environment.tasks(config.env.split)[: config.evaluation.tasks]
         settings = config.evaluation

@@ -80,11 +80,10 @@ class Experiment:
         config, display = self._config, self._display
         weights = self._folder / "checkpoints"
         weights.mkdir(parents=True, exist_ok=True)
-        display.phase("setup")
-        async with open_parts(config, self._run_id(), weights, self.tracker.ready) as parts:
+        async with open_parts(
+            config, self._run_id(), weights, say=display.note, tracker_ready=self.tracker.ready
+        ) as parts:
             self.provider = parts.provider
-            if parts.provider is not None:
-                display.note(f"sandbox: {parts.provider.kind} ({parts.provider.why})")
             self.records.manifest(manifest(config, **self._facts(parts)))
             self.setup_s = time.monotonic() - self._began_s
             if config.evaluation.initial and config.replay is None:

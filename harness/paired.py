@@ -51,12 +51,16 @@ def ratio_interval(a_s: Sequence[float], b_s: Sequence[float]) -> dict[str, floa
     }
 
 
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 async def play(configs: Sequence[Config], updates: int) -> list[list[Row]]:
     """Rows of every update, per config. The first recorded update is played once more, unmeasured,
     under each: allocators and caches are then warm for both."""
     rows: list[list[Row]] = [[] for _ in configs]
     with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
-        async with open_parts(configs[0], "paired", Path(folder)) as parts:
+        async with open_parts(configs[0], "paired", Path(folder), say=say) as parts:
             replay = Replay(
                 Path(str(configs[0].replay)),
                 parts.engine,
@@ -69,7 +73,7 @@ async def play(configs: Sequence[Config], updates: int) -> list[list[Row]]:
                 order = range(len(configs)) if update % 2 == 0 else reversed(range(len(configs)))
                 for which in order:
                     rows[which].append(await _update(configs[which], parts, replay, update))
-                print(f"update {update + 1}/{updates}", file=sys.stderr, flush=True)
+                say(f"update {update + 1}/{updates}")
     return rows
 
 

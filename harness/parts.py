@@ -47,10 +47,13 @@ async def open_parts(
     config: Config,
     run_id: str,
     weights: Path | None,
+    *,
+    say: Callable[[str], None],
     tracker_ready: Callable[[], None] | None = None,
 ) -> AsyncIterator[Parts]:
     """Start sandboxes, engine and learner side by side. `weights` is where the learner publishes;
-    None means no training. `tracker_ready` waits for the tracker's store. On the way out every
+    None means no training. `say` gets one line as soon as the kind of
+    sandbox is known, `tracker_ready` waits for the tracker's store. On the way out every
     process and sandbox is ended."""
     from environments.sandbox.select import SandboxKind, open_provider
 
@@ -66,6 +69,7 @@ async def open_parts(
                 max_parallel=config.sandbox.max_parallel,
             )
             stack.push_async_callback(provider.close)
+            say(f"sandbox: {provider.why}")
         engine = learner = chat = folder = None
 
         def slow_imports() -> None:

@@ -81,7 +81,7 @@ async def solve_rate(folder: Path, settings: WarmStart, split: str) -> Measured:
     def record(trajectory: Trajectory) -> None:
         counts[trajectory.difficulty].append(float(trajectory.reward == 1.0))
 
-    async with open_parts(config, f"warm-start-{folder.name}", None) as parts:
+    async with open_parts(config, f"warm-start-{folder.name}", None, say=say) as parts:
         environment: Environment = parts.environment
         if split == "validation":
             tasks: Sequence[Task] = validation_tasks(
