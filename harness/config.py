@@ -46,6 +46,7 @@ class ObjectiveConfig:
     estimator: str = "mean_std_population"
     aggregation: str = "token_mean"
     epsilon: float = 1e-6
+    constant_tokens: int = 512  # tokens a sequence is divided by under aggregation=constant
 
 
 @dataclass
@@ -86,10 +87,9 @@ class LearnerConfig:
 
 @dataclass
 class SandboxConfig:
-    """`image` is read by container engines; a sandbox's limits are its environment's."""
+    """A sandbox's image and limits are its environment's."""
 
     kind: str = "auto"
-    image: str = "thundersync/mini:1"
     max_parallel: int = 64  # sandboxes alive at once: an agent's own, then its verifier's
 
 

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from environments.sandbox.images import MINI_IMAGE
 from harness import hardware
-from harness.config import SandboxConfig, TrackingConfig
+from harness.config import TrackingConfig
 from harness.entry import closing_line
 from harness.manifest import versions
 from harness.protocols import InfrastructureError, SandboxSpec, UsageError
@@ -79,7 +80,7 @@ def disk() -> Finding:
 def docker() -> Finding:
     from environments.sandbox.select import docker_trouble
 
-    image = SandboxConfig().image
+    image = MINI_IMAGE
     trouble = docker_trouble(image, build=False)
     detail = trouble or f"an engine answers and has the image {image}"
     return Finding("docker", not trouble, detail, False, "or use sandbox=bubblewrap")
@@ -107,12 +108,11 @@ def sandbox(kind: str) -> Finding:
 async def _one_sandbox(kind: Any) -> str:
     from environments.sandbox.select import open_provider
 
-    config = SandboxConfig()
     provider = await open_provider(
-        kind, image=config.image, run_id=f"doctor-{os.getpid()}", max_parallel=1
+        kind, image=MINI_IMAGE, run_id=f"doctor-{os.getpid()}", max_parallel=1
     )
     try:
-        box = await provider.start(SandboxSpec(config.image))
+        box = await provider.start(SandboxSpec(MINI_IMAGE))
         result = await box.exec("echo $((6 * 7))", timeout_s=10)
         await box.stop()
     finally:

@@ -7,7 +7,6 @@ agent=oracle replays the gold solution and must score 1.0, agent=nop submits at 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from harness import composition, entry
 from harness.config import Config
 from harness.evaluation import Evaluation, evaluate
+from harness.interrupt import run_async
 from harness.parts import make_rollouts, open_parts
 from harness.protocols import Trajectory
 from harness.validation import validate
@@ -81,7 +81,7 @@ def show(line: dict[str, Any]) -> None:
 
 def evaluate_from_command_line() -> None:
     config = parse(sys.argv[1:])
-    show(report(config, *asyncio.run(measure(config))))
+    show(report(config, *run_async(measure(config))))
 
 
 def main() -> int:

@@ -6,11 +6,9 @@ the tracker's run is ended with the right status.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +21,7 @@ from harness.cluster.worker import load
 from harness.config import Config
 from harness.display import Display
 from harness.evaluation import Evaluation, evaluate
-from harness.interrupt import Interrupted
+from harness.interrupt import Interrupted, run_async
 from harness.manifest import manifest
 from harness.objectives.grpo import Grpo
 from harness.parts import Parts, make_rollouts, open_parts
@@ -40,17 +38,14 @@ log = logging.getLogger(__name__)
 def execute(config: Config, folder: Path, display: Display) -> dict[str, Any]:
     """Run one job into `folder`; returns its summary. Raises Interrupted after clean-up."""
     experiment = Experiment(config, folder, display)
-    previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     status = "failed"
     try:
-        asyncio.run(experiment.run())
+        run_async(experiment.run())
         status = "finished"
-    except asyncio.CancelledError:
+    except Interrupted:
         status = "interrupted"
-        raise Interrupted(experiment.signum or signal.SIGINT) from None
+        raise
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         summary = experiment.close(status)
     return summary
 
@@ -63,7 +58,6 @@ class Experiment:
         self._folder = folder
         self._display = display
         self._began_s = time.monotonic()
-        self.signum: int | None = None
         self.records = Records(folder)
         self.timeline = Timeline(self._began_s)
         self.tracker = open_tracker(config, folder.name)
@@ -76,7 +70,6 @@ class Experiment:
 
     async def run(self) -> None:
         """From set-up to the last evaluation; parts are ended on the way out."""
-        self._catch_signals()
         config, display = self._config, self._display
         weights = self._folder / "checkpoints"
         weights.mkdir(parents=True, exist_ok=True)
@@ -95,18 +88,6 @@ class Experiment:
 
     def _run_id(self) -> str:
         return f"{os.getpid()}-{self._folder.name}"
-
-    def _catch_signals(self) -> None:
-        """SIGINT and SIGTERM cancel the run, once: clean-up itself is not interrupted."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-        def stop(number: int) -> None:
-            if self.signum is None and task is not None:
-                self.signum = number
-                task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
 
     def _facts(self, parts: Parts) -> Mapping[str, Any]:
         """What only the run knows, for manifest.json."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
@@ -29,9 +34,39 @@ def signals_raise(first: Callable[[int], None] = lambda signum: None) -> Iterato
         first(signum)
         raise Interrupted(signum)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run in which SIGINT and SIGTERM cancel the coroutine, once: its clean-up runs to the
+    end, then `Interrupted` is raised. (An exception raised by a signal handler inside the loop
+    would land in whatever task happened to run.)"""
+    caught: list[int] = []
+
+    async def supervised() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def stop(number: int) -> None:
+            if not caught and task is not None:
+                caught.append(number)
+                task.cancel()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, stop, number)
+        return await coroutine
+
+    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        return asyncio.run(supervised())
+    except asyncio.CancelledError:
+        if caught:
+            raise Interrupted(caught[0]) from None
+        raise
+    finally:
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -46,9 +46,9 @@ def check(config: Config) -> None:
 def run(node: DictConfig) -> None:
     """Run one job. Raises UsageError (alone, not in a sweep), Interrupted or JobFailed."""
     alone = HydraConfig.get().mode != RunMode.MULTIRUN
+    config = composition.build(node)
     folder = Path(HydraConfig.get().runtime.output_dir)
     folders.append(folder)
-    config = composition.build(node)
     try:
         with (
             contextlib.nullcontext() if alone else multirun.under_way(folder),

@@ -11,7 +11,6 @@ drifts under both. Prints the paired ratio A/B of the update times with its 95 %
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from harness import composition, entry
 from harness.budget import Budget
 from harness.cluster.worker import load
 from harness.config import BudgetConfig, Config
+from harness.interrupt import run_async
 from harness.objectives.grpo import Grpo
 from harness.parts import Parts, open_parts
 from harness.protocols import UsageError
@@ -147,7 +147,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Config], int]:
 
 def compare_from_command_line() -> None:
     configs, updates = parse(sys.argv[1:])
-    rows = asyncio.run(play(configs, updates))
+    rows = run_async(play(configs, updates))
     entry.closing_line(report(configs, rows))
 
 

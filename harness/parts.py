@@ -14,6 +14,7 @@ from harness.clock import WallClock
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.learner.client import TorchLearnerClient
+from harness.objectives.estimators import ESTIMATORS
 from harness.protocols import Environment, SandboxProvider, Task
 from harness.rollout import Rollouts
 
@@ -64,7 +65,7 @@ async def open_parts(
         if config.replay is None:
             provider = await open_provider(
                 cast(SandboxKind, config.sandbox.kind),
-                image=config.sandbox.image,
+                image=_image(environment, config),
                 run_id=run_id,
                 max_parallel=config.sandbox.max_parallel,
             )
@@ -110,6 +111,18 @@ async def open_parts(
         yield Parts(clock, environment, provider, engine, learner, chat, folder)
 
 
+def _image(environment: Environment, config: Config) -> str:
+    """The image that a data set's sandboxes start from, for the choice between Docker and not."""
+    return environment.sandbox_spec(environment.tasks(config.env.split)[0]).image
+
+
+def ledger_form(config: Config) -> str:
+    """The form that `ledger.form=auto` stands for: buckets alone where the advantages are not
+    affine in the reward, else buckets that may collapse to the affine form."""
+    affine = ESTIMATORS[config.objective.estimator].affine
+    return "bucket" if config.ledger.form == "auto" and not affine else config.ledger.form
+
+
 def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, Any]:
     """The constructor's arguments of harness.learner.torch_learner:TorchLearner."""
     learner, ledger = config.learner, config.ledger
@@ -123,10 +136,15 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
             "gradient_clip": learner.gradient_clip,
         },
         "ledger": ledger.target,
-        "ledger_options": {"form": ledger.form, "dtype": ledger.dtype},
+        "ledger_options": {
+            "form": ledger_form(config),
+            "dtype": ledger.dtype,
+            "bucket_cap": config.rollout.group_size,
+        },
         "publish_folder": str(weights),
         "dtype": learner.dtype,
         "temperature": config.rollout.temperature,
+        "aggregation": config.objective.aggregation,
     }
 
 

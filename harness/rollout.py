@@ -191,9 +191,10 @@ class Rollouts:
         """Act and observe until submit or a limit; sets `trajectory.end`."""
         clock, environment = self._clock, self._environment
         message = environment.first_message(task)
+        began_s = clock.now()  # the wait for a free sandbox is not the agent's time
         while trajectory.end is None:
             started_s = clock.now()
-            if started_s - trajectory.started_s > self._limits.time_limit_s:
+            if started_s - began_s > self._limits.time_limit_s:
                 trajectory.end = "time_limit"
                 return
             before = len(trajectory.tokens_T)

@@ -39,6 +39,8 @@ def close(sweep: bool) -> None:
 
     state = multirun.current()
     summaries = entry.load_summaries(state.folders if state is not None else job.folders)
+    if not summaries:
+        return  # nothing began: the error's line has said why
     if not sys.stdout.isatty():
         lines = [headline(path, summary) for path, summary in summaries]
         entry.closing_line(lines if sweep else lines[0])

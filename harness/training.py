@@ -152,7 +152,7 @@ class Training:
         return pack(trajectories, self._chunk_tokens)
 
     def normaliser(self, batch: Batch) -> float:
-        return self._objective.normaliser([t for g in batch.groups for t in g.trajectories])
+        return self._objective.normaliser(batch.groups)
 
     async def finish_update(self, batch: Batch, stats: StepStats) -> None:
         path, version = await self.learner.publish()

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import Config
+from harness.objectives.estimators import ESTIMATORS
+from harness.objectives.grpo import Grpo
 from harness.policy.load import resolve
 from harness.protocols import UsageError
 
-_ADVANTAGES = "see the mathematics note, section 2"
 _CHOICES: dict[str, Sequence[str | None]] = {
-    "schedule.release": ("batch", "group", "reward"),
+    "schedule.release": ("batch", "group", "reward", "submit"),
     "schedule.placement": ("disaggregated",),
     "agent.name": ("policy", "oracle", "nop"),
     "objective.name": ("grpo",),
@@ -40,6 +41,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "schedule.learning_rate": (0, math.inf, True),
     "schedule.chunk_tokens": (1, math.inf, True),
     "objective.epsilon": (0, math.inf, True),
+    "objective.constant_tokens": (1, math.inf, True),
     "rollout.groups_per_batch": (1, math.inf, True),
     "rollout.max_turns": (1, math.inf, True),
     "rollout.max_new_tokens": (1, math.inf, True),
@@ -77,10 +79,11 @@ def validate(config: Config) -> None:
         _choice(key, lookup(config, key), choices)
     for key, (low, high, closed) in _RANGES.items():
         _range(key, lookup(config, key), low, high, closed)
-    if config.rollout.group_size < 2:
+    Grpo(config.objective, config.rollout.group_size)  # says itself what it cannot be
+    if config.ledger.form == "affine" and not ESTIMATORS[config.objective.estimator].affine:
         raise UsageError(
-            f"rollout.group_size={config.rollout.group_size}: a group of one has no advantage; "
-            f"take at least 2 ({_ADVANTAGES})"
+            f"ledger.form=affine: the advantages of objective.estimator="
+            f"{config.objective.estimator} are not affine in the reward; take ledger.form=bucket"
         )
     if config.rollout.max_new_tokens >= config.rollout.max_context_tokens:
         raise UsageError(

@@ -16,28 +16,30 @@ from typing import Any
 @dataclass(frozen=True)
 class EarlyBackward:
     """One capture: its group, when it began and when the group closed (seconds of the run's
-    clock)."""
+    clock), and whether it began before a reward of its own trajectories (`release=submit`)."""
 
     group: int
     started_s: float
     group_closed_s: float
+    before_own_reward: bool
 
 
 def early_backwards(timeline: Path) -> list[EarlyBackward]:
     """The captures of a recorded run that began before their group closed, in order."""
     events: list[dict[str, Any]] = json.loads(timeline.read_text(encoding="utf-8"))["traceEvents"]
-    closed = {
-        e["args"]["group"]: e["ts"] / 1e6
-        for e in events
-        if e["ph"] == "i" and e["name"] == "closed"
-    }
-    captures = [
-        EarlyBackward(group, e["ts"] / 1e6, closed[group])
+    instants = [e for e in events if e["ph"] == "i"]
+    closed = {e["args"]["group"]: e["ts"] for e in instants if e["name"] == "closed"}
+    rewarded = {e["args"]["subject"]: e["ts"] for e in instants if e["name"] == "reward"}
+    early = [
+        EarlyBackward(
+            group,
+            e["ts"] / 1e6,
+            closed[group] / 1e6,
+            any(e["ts"] < rewarded.get(t, -1) for t in e["args"]["trajectories"]),
+        )
         for e in events
         if e["ph"] == "X" and e["name"] == "capture"
         for group in e["args"]["groups"]
-        if group in closed
+        if group in closed and e["ts"] < closed[group]
     ]
-    return sorted(
-        (c for c in captures if c.started_s < c.group_closed_s), key=lambda c: c.started_s
-    )
+    return sorted(early, key=lambda capture: capture.started_s)

@@ -18,6 +18,7 @@ from torch.nn.functional import log_softmax
 
 from harness.cluster.worker import load
 from harness.learner.client import ScoredTokens
+from harness.objectives.estimators import AGGREGATIONS
 from harness.policy.load import load_for_training
 from harness.protocols import FoldSpec, Interval, StepStats
 
@@ -38,6 +39,7 @@ class TorchLearner:
         publish_folder: str,
         dtype: str = "float32",
         temperature: float = 1.0,
+        aggregation: str = "token_mean",
         threads: int = 1,
     ) -> None:
         torch.set_num_threads(threads)
@@ -59,8 +61,13 @@ class TorchLearner:
         self._total: Buffers | None = None
         self._folder = Path(publish_folder)
         self._temperature = temperature
+        self._weight = AGGREGATIONS[aggregation].weight
         self._intervals: list[Interval] = []
         self.version = 0
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.vocab_size
 
     # -- gradients ---------------------------------------------------------------------------------
 
@@ -90,7 +97,9 @@ class TorchLearner:
             parameter.grad = None
         if rows_with_actions:
             kept, weights = zip(*rows_with_actions, strict=True)
-            self._score(kept, weights).backward()
+            lengths = [sum(r.action_mask_T) for r in kept]
+            scaled = [c * self._weight(n) for c, n in zip(weights, lengths, strict=True)]
+            self._score(kept, scaled).backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None

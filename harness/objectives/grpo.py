@@ -7,37 +7,11 @@ once, whatever the schedule, so that no schedule can differ in them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 from harness.config import ObjectiveConfig
-from harness.protocols import Trajectory, UsageError
-
-Advantages = Callable[[Sequence[float], float], list[float]]
-
-
-def _mean(rewards_G: Sequence[float]) -> float:
-    return math.fsum(rewards_G) / len(rewards_G)
-
-
-def mean_std_population(rewards_G: Sequence[float], epsilon: float) -> list[float]:
-    """(r - mean) / (population std + epsilon): the paper's estimator."""
-    centre = _mean(rewards_G)
-    deviation = math.sqrt(math.fsum((r - centre) ** 2 for r in rewards_G) / len(rewards_G))
-    return [(r - centre) / (deviation + epsilon) for r in rewards_G]
-
-
-def mean_only(rewards_G: Sequence[float], epsilon: float) -> list[float]:
-    """r - mean (Dr. GRPO); epsilon is not used."""
-    centre = _mean(rewards_G)
-    return [r - centre for r in rewards_G]
-
-
-ESTIMATORS: dict[str, Advantages] = {
-    "mean_std_population": mean_std_population,
-    "mean": mean_only,
-}
-AGGREGATIONS: tuple[Literal["token_mean"], ...] = ("token_mean",)
+from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS, centred, deviation
+from harness.protocols import Group, UsageError
 
 
 class Grpo:
@@ -54,24 +28,38 @@ class Grpo:
             raise UsageError(
                 f"objective.aggregation={config.aggregation}: not one of {', '.join(AGGREGATIONS)}"
             )
-        if group_size < 2:
+        self._estimator = ESTIMATORS[config.estimator]
+        self._aggregation = AGGREGATIONS[config.aggregation]
+        if group_size < self._estimator.smallest_group:
             raise UsageError(
-                f"rollout.group_size={group_size}: a group of one has no advantage; use 2 or more"
+                f"rollout.group_size={group_size}: objective.estimator={config.estimator} needs "
+                f"groups of {self._estimator.smallest_group} or more"
             )
-        self._estimate = ESTIMATORS[config.estimator]
         self._epsilon = config.epsilon
+        self._constant = float(config.constant_tokens)
 
     def advantages(self, rewards_G: Sequence[float]) -> list[float]:
         """One advantage per trajectory. Degenerate means max == min, never a small deviation; then,
-        and in a group reduced to one trajectory, all are exactly 0 (math.md section 2)."""
+        and in a group too small for the estimator, all are exactly 0 (math.md section 2)."""
         if not all(math.isfinite(r) for r in rewards_G):
             raise ValueError(f"rewards {list(rewards_G)}: a non-finite reward must be lost earlier")
-        if len(rewards_G) < 2 or max(rewards_G) == min(rewards_G):
+        small = len(rewards_G) < self._estimator.smallest_group
+        if small or max(rewards_G) == min(rewards_G):
             return [0.0] * len(rewards_G)
-        return self._estimate(rewards_G, self._epsilon)
+        return self._estimator.advantages(rewards_G, self._epsilon)
 
-    def normaliser(self, trajectories: Sequence[Trajectory]) -> float:
-        """Z of token-mean: the action tokens of all surviving trajectories, degenerate groups
-        included (math.md section 2). A trajectory without action tokens adds nothing. At least
-        1."""
-        return float(max(1, sum(t.action_tokens for t in trajectories)))
+    def normaliser(self, groups: Sequence[Group]) -> float:
+        """Z, known when every group is closed. Tokens and sequences of all surviving trajectories
+        count, degenerate groups included (math.md section 2). Never 0."""
+        kept = [t for g in groups for t in g.trajectories]
+        tokens = sum(t.action_tokens for t in kept)
+        base = self._aggregation.normaliser(tokens, len(kept), self._constant)
+        return max(1.0, float(base)) * self._batch_scale(groups)
+
+    def _batch_scale(self, groups: Sequence[Group]) -> float:
+        """The late scalar of `batch_std`; 1 for every other estimator."""
+        if not self._estimator.batch_scale:
+            return 1.0
+        rewards = [[t.reward for t in g.trajectories if t.reward is not None] for g in groups]
+        centred_B = [a for rewards_G in rewards if rewards_G for a in centred(rewards_G, 0.0)]
+        return deviation(centred_B) + self._epsilon if centred_B else 1.0

@@ -94,10 +94,23 @@ def test_the_same_seed_gives_the_same_tasks_weights_and_first_batch(stream_job, 
 
 
 def test_streaming_is_real(stream_job, sync_job):
-    assert early_backwards(stream_job.folder / "timeline.json")
+    early = early_backwards(stream_job.folder / "timeline.json")
+    assert early
+    assert not any(backward.before_own_reward for backward in early)  # release=reward
     assert stream_job.summary["ledger"]["buffers_peak"] >= 1
     assert early_backwards(sync_job.folder / "timeline.json") == []
     assert sync_job.summary["ledger"] is None
+
+
+def test_submit_does_not_wait_for_the_own_reward(run_job, tmp_path: Path):
+    job = run_job(
+        tmp_path, "schedule=stream", "schedule.release=submit", "evaluation.initial=false",
+        "evaluation.final=false",
+    )  # fmt: skip
+    early = early_backwards(job.folder / "timeline.json")
+    assert any(backward.before_own_reward for backward in early)
+    assert job.summary["release"] == "submit"
+    assert job.summary["updates"] == 2
 
 
 DELAYED = '''
@@ -114,11 +127,11 @@ class Delayed(Stream):
                 if isinstance(event, GroupClosed):
                     batch.held.append(event)
                 else:
-                    hand.take(event, capture=True)
+                    hand.take(event)
         if not hand.released:
             held, batch.held = batch.held, []
             for event in held:
-                hand.take(event, capture=True)
+                hand.take(event)
             return bool(held)
         return True
 '''

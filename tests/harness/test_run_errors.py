@@ -30,7 +30,7 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("env=swebnch", ("env=swebnch", "there is: swebench")),
         ("schedule=async", ("schedule=async", "there is: stream, sync")),
         ("rollout.group_size=many", ("rollout.group_size=many", "Integer")),
-        ("rollout.group_size=1", ("rollout.group_size=1", "at least 2")),
+        ("rollout.group_size=1", ("rollout.group_size=1", "groups of 2 or more")),
         ("policy.path=/no/such/policy", ("policy.path=/no/such/policy", "no such file")),
         ("replay=[", ("[",)),
         ("seed", ("seed",)),

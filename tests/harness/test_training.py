@@ -12,6 +12,7 @@ from harness.batch import LiveBatch
 from harness.budget import Budget, BudgetEnded
 from harness.clock import WallClock
 from harness.config import BudgetConfig, ObjectiveConfig
+from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
 from harness.objectives.grpo import Grpo
 from harness.protocols import (
     Group,
@@ -48,18 +49,54 @@ def test_chunks_are_sorted_bounded_and_complete():
     assert pack([], 100) == []
 
 
-@pytest.mark.parametrize(
-    ("estimator", "divisor"),
-    [
-        # Of 1, 0, 0, 0: mean 1/4, population standard deviation sqrt(3)/4.
-        ("mean_std_population", math.sqrt(3) / 4 + 1e-6),
-        ("mean", 1.0),
-    ],
-)
-def test_advantages_by_hand(estimator, divisor):
+# Of 1, 0, 0, 0: mean 1/4; squared deviations 9/16 + 3/16 = 3/4. Of the others of a 0: 1, 0, 0, mean
+# 1/3, population std sqrt(2)/3; the others of the 1 are all equal, so the group's own std is taken.
+BY_HAND = {
+    "mean_std_population": [0.75 / (math.sqrt(3) / 4 + 1e-6)]
+    + 3 * [-0.25 / (math.sqrt(3) / 4 + 1e-6)],
+    "mean_std_sample": [0.75 / (0.5 + 1e-6)] + 3 * [-0.25 / (0.5 + 1e-6)],
+    "mean": [0.75, -0.25, -0.25, -0.25],
+    "leave_one_out": [1.0, -1 / 3, -1 / 3, -1 / 3],
+    "leave_one_out_std": [1 / (math.sqrt(3) / 4 + 1e-6)] + 3 * [-1 / 3 / (math.sqrt(2) / 3 + 1e-6)],
+    "batch_std": [0.75, -0.25, -0.25, -0.25],
+}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_advantages_by_hand(estimator):
     objective = Grpo(ObjectiveConfig(estimator=estimator), group_size=4)
-    expected = [centred / divisor for centred in (0.75, -0.25, -0.25, -0.25)]
-    assert objective.advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx(expected, rel=1e-12)
+    expected = pytest.approx(BY_HAND[estimator], rel=1e-12)
+    assert objective.advantages([1.0, 0.0, 0.0, 0.0]) == expected
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0, 1.0], [0.1, 0.7, 0.1, 0.3, 0.7, 0.1]])
+def test_equal_rewards_get_equal_advantages_to_the_bit(estimator, rewards):
+    """What the bucket form of the ledger rests on."""
+    values = Grpo(ObjectiveConfig(estimator=estimator), 5).advantages(rewards)
+    assert len(set(zip(rewards, values, strict=True))) == len(set(rewards))
+
+
+def test_normalisers_by_hand():
+    groups = [
+        Group(0, "t", "easy", [trajectory("a", 9, 4), trajectory("b", 9, 2)]),
+        Group(1, "t", "easy", [trajectory("c", 9, 3), trajectory("d", 9, 1)]),
+        Group(2, "t", "easy", dropped=True),
+    ]
+    for group in groups:
+        for i, t in enumerate(group.trajectories):
+            t.reward = float(i * (group.group + 1))  # 0, 1 and 0, 2: centred -0.5, 0.5, -1, 1
+    got = {
+        name: Grpo(ObjectiveConfig(aggregation=name, constant_tokens=100), 2).normaliser(groups)
+        for name in AGGREGATIONS
+    }
+    assert got == {
+        "token_mean": 10.0, "seq_mean_token_mean": 4.0, "seq_mean_token_sum": 4.0,
+        "constant": 400.0,
+    }  # fmt: skip
+    scaled = Grpo(ObjectiveConfig(estimator="batch_std"), 2).normaliser(groups)
+    assert scaled == pytest.approx(10 * (math.sqrt(2.5 / 4) + 1e-6), rel=1e-12)
+    assert [a.weight(4) for a in AGGREGATIONS.values()] == [1.0, 0.25, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("rewards", [[0.1] * 7, [1.0], []])
@@ -71,6 +108,8 @@ def test_degenerate_groups_have_exactly_no_advantage(rewards):
 def test_what_has_no_advantage_is_refused():
     with pytest.raises(UsageError, match=r"rollout\.group_size=1"):
         Grpo(ObjectiveConfig(), group_size=1)
+    with pytest.raises(UsageError, match=r"estimator=leave_one_out_std needs groups of 3"):
+        Grpo(ObjectiveConfig(estimator="leave_one_out_std"), group_size=2)
     with pytest.raises(UsageError, match=r"objective\.estimator=median"):
         Grpo(ObjectiveConfig(estimator="median"), group_size=2)
     with pytest.raises(ValueError, match="non-finite"):
@@ -79,8 +118,9 @@ def test_what_has_no_advantage_is_refused():
 
 def test_the_normaliser_counts_action_tokens_of_all_survivors():
     objective = Grpo(ObjectiveConfig(), 2)
-    assert objective.normaliser([trajectory("a", 9, 4), trajectory("b", 5, 0)]) == 4.0
-    assert objective.normaliser([]) == 1.0
+    group = Group(0, "t", "easy", [trajectory("a", 9, 4), trajectory("b", 5, 0)])
+    assert objective.normaliser([group]) == 4.0
+    assert objective.normaliser([Group(0, "t", "easy", dropped=True)]) == 1.0
 
 
 def test_budgets_count_their_own_unit():

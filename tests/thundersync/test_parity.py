@@ -3,18 +3,31 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 
 from baselines.sync import Sync
+from environments.swebench.config import SweBenchConfig
 from harness.config import Config
 from harness.learner.torch_learner import TorchLearner
+from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
 from harness.parts import learner_options
-from harness.protocols import Group, Trajectory
-from thundersync.parity import RecordedBatch, permuted_packing, play, relative_error
+from harness.protocols import Group, UsageError
+from harness.validation import validate
+from thundersync.parity import (
+    FORMS,
+    RELEASES,
+    Case,
+    Check,
+    arrival,
+    cases,
+    relative_error,
+    synthetic_groups,
+)
+from thundersync.recorded import RecordedBatch, permuted_packing, play
 from thundersync.stream import Stream
 
 GROUPS, SIZE = 4, 6
@@ -35,31 +48,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recorded(seed: int, rewards: tuple[float, ...] = (0.0, 1.0)) -> list[Group]:
-    """Groups of trajectories with random tokens and masks; one group is degenerate."""
-    generator = random.Random(seed)
-    groups = []
-    for g in range(GROUPS):
-        group = Group(g, f"task-{g}", "easy")
-        for i in range(SIZE):
-            length = generator.randint(12, 90)
-            mask = [int(generator.random() < 0.3) for _ in range(length)]
-            mask[0], mask[-1] = 0, 1
-            group.trajectories.append(
-                Trajectory(
-                    f"{g}-{i}", group.task_id, "easy", g, i, seed=i,
-                    tokens_T=[generator.randrange(128) for _ in range(length)],
-                    action_mask_T=mask,
-                    reward=0.0 if g == 0 else rewards[i % len(rewards)],
-                )
-            )  # fmt: skip
-        groups.append(group)
-    return groups
-
-
-def arrival(groups: list[Group], seed: int) -> list[Trajectory]:
-    trajectories = [t for g in groups for t in g.trajectories]
-    random.Random(seed).shuffle(trajectories)
-    return trajectories
+    return synthetic_groups(seed, 128, rewards, GROUPS, SIZE)
 
 
 def service(policy: Path, folder: Path, config: Config) -> TorchLearner:
@@ -101,7 +90,7 @@ def controls(policy, tmp_path_factory) -> dict[str, tuple[torch.Tensor, float]]:
 
 
 @pytest.mark.parametrize("form", ["affine", "bucket", "auto"])
-@pytest.mark.parametrize("release", ["batch", "group", "reward"])
+@pytest.mark.parametrize("release", ["batch", "group", "reward", "submit"])
 @pytest.mark.parametrize("rewards", REWARDS)
 def test_streamed_equals_synchronous_within_the_control(
     policy, tmp_path, controls, release, form, rewards
@@ -109,22 +98,52 @@ def test_streamed_equals_synchronous_within_the_control(
     reference, control = controls[rewards]
     assert control > 0
     config, groups = make_config(release, form=form), recorded(1, REWARDS[rewards])
-    batches = [RecordedBatch(groups, arrival(groups, s), burst=1 + s) for s in range(4)]
+    batches = [
+        RecordedBatch(groups, arrival(groups, s), burst=1 + s, reward_delay=3 * s) for s in range(4)
+    ]
     streamed = play(Stream(config), service(policy, tmp_path, config), config, batches)
     for direction in streamed.directions:
         assert relative_error(direction, reference) <= 3 * control
 
 
-@pytest.mark.parametrize("release", ["group", "reward"])
-def test_float64_agrees_to_rounding(policy, tmp_path, release):
-    """Stock transformers casts to float32 inside RMSNorm, which limits this to 1e-7; the ledger and
-    every sum are float64."""
-    config, groups = make_config(release, dtype="float64"), recorded(2)
-    learner = service(policy, tmp_path, config)
-    batches = [RecordedBatch(groups, arrival(groups, s), burst=2) for s in range(2)]
-    reference = play(Sync(config), learner, config, batches[:1]).directions[0]
-    streamed = play(Stream(config), learner, config, batches[1:]).directions[0]
-    assert relative_error(streamed, reference) <= 1e-7
+@pytest.fixture(scope="module")
+def float64(policy, tmp_path_factory) -> Check:
+    return Check(policy, "float64", tmp_path_factory.mktemp("float64"))
+
+
+CASES = list(cases())
+ALL = [Case(*c) for c in itertools.product(ESTIMATORS, AGGREGATIONS, RELEASES, FORMS)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    # Every case of the paper's estimator, and every other estimator x aggregation on the highest
+    # rung; `python -m thundersync.parity` runs the whole table.
+    [
+        c
+        for c in CASES
+        if (c.release, c.form) == ("submit", "auto")
+        or (c.estimator, c.aggregation) == ("mean_std_population", "token_mean")
+    ],
+    ids=lambda c: f"{c.estimator}-{c.aggregation}-{c.release}-{c.form}",
+)
+def test_float64_agrees_to_rounding(float64, case):
+    """With late rewards and lost trajectories, in weights, gradients and ledger of float64."""
+    row = float64.row(case)
+    assert row["ok"], row
+    assert row["gradient_relative_error"] <= 1e-12
+
+
+def test_every_case_is_in_the_table_or_refused_at_start():
+    refused = {(c.estimator, c.form) for c in ALL} - {(c.estimator, c.form) for c in CASES}
+    assert refused == {("leave_one_out_std", "affine")}
+    config = make_config("reward", form="affine")
+    config.env = SweBenchConfig()
+    config.schedule.name, config.schedule.target = "stream", "thundersync.stream:Stream"
+    validate(config)
+    config.objective.estimator = "leave_one_out_std"
+    with pytest.raises(UsageError, match=r"ledger\.form=affine.*take ledger\.form=bucket"):
+        validate(config)
 
 
 def test_parameters_stay_together_over_several_updates(policy, tmp_path):
@@ -175,3 +194,30 @@ def test_the_open_group_cap_bounds_the_ledger(policy, tmp_path, controls):
         peaks[cap] = streamed.stats[0].ledger_buffers_peak
     # One group: two buckets, and the gradient that is on its way into one of them.
     assert 1 <= peaks[1] <= 3 < peaks[None]
+
+
+@pytest.mark.parametrize("release", ["reward", "submit"])
+@pytest.mark.parametrize("reward_delay", [0, 2, GROUPS * SIZE])
+def test_a_lost_and_retried_trajectory_enters_once(
+    policy, tmp_path, controls, release, reward_delay
+):
+    """Under submit its first score gradient may lie in the ledger already: it is thrown away."""
+    reference, control = controls["binary"]
+    config, groups = make_config(release), recorded(1)
+    retried = {"1-0", "2-3", "3-5"}
+    batches = [
+        RecordedBatch(groups, arrival(groups, 3), burst, reward_delay, retried)
+        for burst in (1, 4, 99)
+    ]
+    streamed = play(Stream(config), service(policy, tmp_path, config), config, batches)
+    for direction in streamed.directions:
+        assert relative_error(direction, reference) <= 3 * control
+
+
+def test_submit_holds_one_pending_buffer_per_unrewarded_trajectory(policy, tmp_path, controls):
+    reference, control = controls["binary"]
+    config, groups = make_config("submit"), recorded(1)
+    batch = RecordedBatch(groups, arrival(groups, 0), burst=1, reward_delay=GROUPS * SIZE)
+    streamed = play(Stream(config), service(policy, tmp_path, config), config, [batch])
+    assert relative_error(streamed.directions[0], reference) <= 3 * control
+    assert streamed.stats[0].ledger_buffers_peak == GROUPS * SIZE

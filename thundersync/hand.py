@@ -1,0 +1,78 @@
+"""What a streaming schedule has in hand: the work that events have released and not yet done.
+
+The rung of the release ladder (math.md section 3) decides which event releases a trajectory:
+`submit` its last token, `reward` its own reward; under `group` and `batch` nothing is captured
+early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.protocols import (
+    Event,
+    Group,
+    GroupClosed,
+    Release,
+    RewardArrived,
+    Trajectory,
+    TrajectoryFinished,
+    TrajectoryLost,
+)
+
+
+@dataclass
+class Hand:
+    """`captured` maps an open group to the ids whose score gradient lies in the ledger; those in
+    `pending` still lack their reward there. `rewarded` and `lost` are pending ones to commit and to
+    discard."""
+
+    release: Release
+    closed: list[Group] = field(default_factory=list)
+    released: list[Trajectory] = field(default_factory=list)
+    captured: dict[int, set[str]] = field(default_factory=dict)
+    pending: set[str] = field(default_factory=set)
+    rewarded: list[Trajectory] = field(default_factory=list)
+    lost: list[Trajectory] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Sort one event in."""
+        if isinstance(event, TrajectoryFinished) and self.release == "submit":
+            self.released.append(event.trajectory)
+        elif isinstance(event, RewardArrived):
+            if event.trajectory.trajectory_id in self.pending:
+                self.rewarded.append(event.trajectory)
+            elif self.release == "reward":
+                self.released.append(event.trajectory)
+        elif isinstance(event, TrajectoryLost):
+            self._forget(event.trajectory)
+        elif isinstance(event, GroupClosed):
+            self.closed.append(event.group)
+            self.released = [t for t in self.released if t.group != event.group.group]
+
+    def _forget(self, trajectory: Trajectory) -> None:
+        self.released = [t for t in self.released if t is not trajectory]
+        if trajectory.trajectory_id in self.pending:
+            self.lost.append(trajectory)
+
+    @property
+    def closable(self) -> bool:
+        """Closed-group work that may be done now; `batch` waits for the last group."""
+        return bool(self.closed) and self.release != "batch"
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to do before the next event."""
+        return not (self.closable or self.released or self.rewarded or self.lost)
+
+    def mark(self, chunk: list[Trajectory]) -> None:
+        """The chunk is being captured, with the rewards that are known at this moment."""
+        taken = {t.trajectory_id for t in chunk}
+        self.released = [t for t in self.released if t.trajectory_id not in taken]
+        self.captured.setdefault(chunk[0].group, set()).update(taken)
+        self.pending |= {t.trajectory_id for t in chunk if t.reward is None}
+
+    def settle(self, trajectory: Trajectory) -> str:
+        """A pending capture is committed or discarded; returns its id."""
+        self.pending.discard(trajectory.trajectory_id)
+        return trajectory.trajectory_id

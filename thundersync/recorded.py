@@ -1,0 +1,201 @@
+"""Recorded trajectories through any schedule, on one learner in this process.
+
+The schedules run as they are: only the batch and the learner's process are stood in for. Used by
+the parity check (thundersync/parity.py) and by tests that choose the order of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Container, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from harness.config import Config
+from harness.learner.client import scored
+from harness.learner.torch_learner import TorchLearner
+from harness.objectives.grpo import Grpo
+from harness.protocols import (
+    Event,
+    FoldSpec,
+    Group,
+    GroupClosed,
+    RewardArrived,
+    Schedule,
+    StepStats,
+    Trajectory,
+    TrajectoryFinished,
+    TrajectoryLost,
+)
+from harness.training import pack
+
+Pack = Callable[[Sequence[Trajectory], int], list[list[Trajectory]]]
+
+
+class RecordedBatch:
+    """A batch whose events happen in a given order, `burst` at a time.
+
+    Trajectories finish in the order of `arrival`; a trajectory's reward arrives (and is set, on a
+    copy of its own) `reward_delay` finishes later. Those in `retried` are lost once, after their
+    last token, and finish again at once under another id.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        arrival: Sequence[Trajectory],
+        burst: int,
+        reward_delay: int = 0,
+        retried: Container[str] = (),
+    ) -> None:
+        self.index = self.version = 0
+        self._burst = burst
+        self._rewards = {t.trajectory_id: t.reward for t in arrival}
+        self._events: list[Event] = []
+        played = {t.trajectory_id: replace(t, reward=None) for t in arrival}
+        self.groups = [
+            replace(g, trajectories=[played[t.trajectory_id] for t in g.trajectories])
+            for g in groups
+        ]
+        for position, trajectory in enumerate(arrival):
+            copy = played[trajectory.trajectory_id]
+            if trajectory.trajectory_id in retried:
+                lost = replace(copy, trajectory_id=f"{copy.trajectory_id}-lost")
+                self._events += [
+                    TrajectoryFinished(lost),
+                    TrajectoryLost(lost, "exec_transport", final=False),
+                ]
+            self._events.append(TrajectoryFinished(copy))
+            if position >= reward_delay:
+                self._arrive(played[arrival[position - reward_delay].trajectory_id])
+        for trajectory in arrival[max(0, len(arrival) - reward_delay) :]:
+            self._arrive(played[trajectory.trajectory_id])
+
+    def _arrive(self, trajectory: Trajectory) -> None:
+        """Sequence a reward, and its group's close if it is the last one."""
+        self._events.append(RewardArrived(trajectory))
+        arrived = (e.trajectory for e in self._events if isinstance(e, RewardArrived))
+        rewarded = {t.trajectory_id for t in arrived}
+        group = next(g for g in self.groups if g.group == trajectory.group)
+        if all(t.trajectory_id in rewarded for t in group.trajectories):
+            self._events.append(GroupClosed(group))
+
+    def _deliver(self, count: int) -> list[Event]:
+        taken, self._events = self._events[:count], self._events[count:]
+        for event in taken:
+            if isinstance(event, RewardArrived):
+                event.trajectory.reward = self._rewards[event.trajectory.trajectory_id]
+        return taken
+
+    async def next(self) -> Event | None:
+        return next(iter(self._deliver(1)), None)
+
+    def ready(self) -> list[Event]:
+        return self._deliver(self._burst)
+
+
+class InlineLearner:
+    """The Learner's verbs on a service in this process; keeps each update's direction (flat,
+    float64) and statistics."""
+
+    def __init__(self, service: TorchLearner) -> None:
+        self.service = service
+        self.directions: list[torch.Tensor] = []
+        self.stats: list[StepStats] = []
+
+    async def accumulate(
+        self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
+    ) -> None:
+        self.service.accumulate([scored(t) for t in trajectories], coefficients)
+
+    async def capture(self, trajectories: Sequence[Trajectory]) -> None:
+        self.service.capture([scored(t) for t in trajectories])
+
+    async def commit(self, trajectory_id: str, reward: float) -> None:
+        self.service.commit(trajectory_id, reward)
+
+    async def discard(self, trajectory_ids: Sequence[str]) -> None:
+        self.service.discard(trajectory_ids)
+
+    async def fold(self, spec: FoldSpec) -> None:
+        self.service.fold(spec)
+
+    async def drop(self, group: int) -> None:
+        self.service.drop(group)
+
+    async def step(self, normaliser: float) -> StepStats:
+        direction = self.service.update_direction(normaliser)
+        self.directions.append(torch.cat([t.flatten().double() for t in direction]))
+        self.stats.append(self.service.step(normaliser))
+        return self.stats[-1]
+
+
+class RecordedRun:
+    """A Run over recorded batches: the real objective, the real packing, no engine."""
+
+    def __init__(
+        self,
+        learner: InlineLearner,
+        config: Config,
+        batches: Sequence[RecordedBatch],
+        pack_chunks: Pack = pack,
+    ) -> None:
+        self.learner: Any = learner
+        self._objective = Grpo(config.objective, config.rollout.group_size)
+        self._batches = batches
+        self._pack = pack_chunks
+        self._chunk_tokens = config.schedule.chunk_tokens
+
+    async def batches(self) -> AsyncIterator[RecordedBatch]:
+        for batch in self._batches:
+            yield batch
+
+    def advantages(self, group: Group) -> list[float]:
+        return self._objective.advantages(
+            [t.reward for t in group.trajectories if t.reward is not None]
+        )
+
+    def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        return self._pack(trajectories, self._chunk_tokens)
+
+    def normaliser(self, batch: Any) -> float:
+        return self._objective.normaliser(batch.groups)
+
+    async def finish_update(self, batch: Any, stats: StepStats) -> None:
+        """The weights stay in the learner: nobody else needs them."""
+
+
+def play(
+    schedule: Schedule,
+    service: TorchLearner,
+    config: Config,
+    batches: Sequence[RecordedBatch],
+    pack_chunks: Pack = pack,
+) -> InlineLearner:
+    """Run a schedule over recorded batches; steps are taken (with a learning rate of 0 the weights
+    stay, and every batch is played at the same weights)."""
+    learner = InlineLearner(service)
+    asyncio.run(schedule.run(RecordedRun(learner, config, batches, pack_chunks)))
+    return learner
+
+
+def permuted_packing(seed: int) -> Pack:
+    """Packing for the control: rows in random order, random chunk sizes."""
+    generator = random.Random(seed)
+
+    def pack_permuted(
+        trajectories: Sequence[Trajectory], chunk_tokens: int
+    ) -> list[list[Trajectory]]:
+        rows = list(trajectories)
+        generator.shuffle(rows)
+        chunks = []
+        while rows:
+            size = generator.randint(1, max(1, len(rows) // 2))
+            chunks.append(rows[:size])
+            rows = rows[size:]
+        return chunks
+
+    return pack_permuted
