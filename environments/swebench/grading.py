@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,13 @@ def full_eval_script(instance: Instance) -> str:
     from swebench.harness.utils import make_test_spec
 
     return make_test_spec(instance.record()).eval_script
+
+
+def exit_with_tests() -> str:
+    """A last line for that script: hands the tests' exit status on, past the log."""
+    from swebench.harness.constants import TEST_EXIT_CODE_VAR
+
+    return f'\nexit "${{{TEST_EXIT_CODE_VAR}:-125}}"\n'
 
 
 def grade(instance: Instance, patch: str, log: str) -> dict[str, Any]:
@@ -66,7 +74,7 @@ def contradictions(log: str) -> list[str]:
     inside = log.partition(START_TEST_OUTPUT)[2].partition(END_TEST_OUTPUT)[0]
     seen: dict[str, str] = {}
     twice = []
-    for line in inside.split("\n"):
+    for line in inside.splitlines():  # swebench's parser, too, ends a line at a carriage return
         words = line.split()
         if (
             len(words) > 1
@@ -75,6 +83,23 @@ def contradictions(log: str) -> list[str]:
         ):
             twice.append(words[1])
     return twice
+
+
+def unclean(log: str, exit_code: int | None, listed: int) -> str:
+    """Why this is not a runner in which `listed` tests or more, and all, passed; else "".
+
+    Any line of the log may be the code under test's own, which may have ended the runner before it
+    said anything: the test command's exit status is what it cannot write.
+    """
+    if exit_code != 0:
+        return f"the log reports passes, but the test command ended with {exit_code}"
+    inside = log.partition(START_TEST_OUTPUT)[2].partition(END_TEST_OUTPUT)[0]
+    said = [line for line in inside.splitlines() if line.strip() and not line.startswith("+")]
+    summary = said[-1] if said else ""
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", summary)}
+    if counts.get("passed", 0) < listed or counts.keys() & {"failed", "error", "errors"}:
+        return f"the test runner's last line is {summary[:80]!r}, with {listed} tests to pass"
+    return ""
 
 
 def summarise(report: Mapping[str, Any]) -> dict[str, int]:

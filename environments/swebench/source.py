@@ -25,6 +25,9 @@ class TaskSource(Protocol):
     name: str
     splits: Sequence[str]
     prompt: str  # short or full: which first message `agent_prompt: auto` means
+    # Whether a solved task's test command exits 0 and ends in pytest's line of counts. Then nothing
+    # else scores; images of published data sets often hold tests that fail whatever is done.
+    solved_run_is_clean: bool
 
     def instances(self, split: str) -> Sequence[Instance]:
         """All instances of a split, in a fixed order. Raises UsageError for an unknown split."""

@@ -68,10 +68,9 @@ async def verify(
     apply = apply_command(f"{_FOLDER}/patch.diff", allowed) if patch.strip() else "true"
     # Read whole before it runs: code under test could otherwise edit the lines still to come.
     judge = f'bash -c "$(cat {_FOLDER}/eval.sh)" 2>&1'
-    files = {
-        "patch.diff": patch.encode("utf-8", "surrogateescape"),
-        "eval.sh": grading.full_eval_script(instance).encode(),
-    }
+    clean = source.solved_run_is_clean
+    script = grading.full_eval_script(instance) + (grading.exit_with_tests() if clean else "")
+    files = {"patch.diff": patch.encode("utf-8", "surrogateescape"), "eval.sh": script.encode()}
     ignored = steering_in(patch, allowed)
     sandbox = await provider.start(source.sandbox_spec(instance))
     try:
@@ -84,7 +83,7 @@ async def verify(
         result = await sandbox.exec(command, timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
     finally:
         await sandbox.stop()
-    return _judge(instance, patch, result, ignored)
+    return _judge(instance, patch, result, ignored, must_be_clean=clean)
 
 
 async def _apply_and_restore_settings(
@@ -115,7 +114,14 @@ async def _read(sandbox: Sandbox, path: str) -> str:
     return result.output
 
 
-def _judge(instance: Instance, patch: str, result: ExecResult, ignored: list[str]) -> Verdict:
+def _judge(
+    instance: Instance,
+    patch: str,
+    result: ExecResult,
+    ignored: list[str],
+    *,
+    must_be_clean: bool,
+) -> Verdict:
     log = result.output
     name = instance.instance_id
     report: dict[str, Any] = {"resolved": False, "patch_applied": _APPLIED in log}
@@ -139,13 +145,20 @@ def _judge(instance: Instance, patch: str, result: ExecResult, ignored: list[str
         return zero(f"the tests ran past {result.duration_s:.0f} s")
     if result.out_of_memory:
         return zero("the tests ran out of memory")
-    if END_TEST_OUTPUT not in log.partition(START_TEST_OUTPUT)[2]:
-        return zero("the tests ended their own shell")
+    # A marker in the log is no proof: code under test may have written it before it killed bash.
+    ended = result.exit_code is not None and result.exit_code < 128
+    if not ended or END_TEST_OUTPUT not in log.partition(START_TEST_OUTPUT)[2]:
+        return zero("the tests ended their own runner or shell")
     forged = grading.contradictions(log)
     if forged:
         return zero(f"the log reports {forged[0]} twice, with different outcomes")
     graded = grading.grade(instance, patch, log)
     report |= grading.summarise(graded)
+    listed = len(instance.FAIL_TO_PASS) + len(instance.PASS_TO_PASS)
+    if must_be_clean and graded["resolved"]:
+        unclean = grading.unclean(log, result.exit_code, listed)
+        if unclean:
+            return zero(unclean)
     report["resolved"] = bool(graded["resolved"])
     if report["resolved"]:
         return Verdict(1.0, report | {"reason": "resolved"})

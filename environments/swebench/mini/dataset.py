@@ -107,6 +107,7 @@ class MiniSource:
     name = "mini"
     splits: Sequence[str] = SPLITS
     prompt = "short"
+    solved_run_is_clean = True
 
     def __init__(self, data_dir: str | None = None) -> None:
         self._path = data_path(data_dir)

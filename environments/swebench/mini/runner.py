@@ -127,7 +127,7 @@ def run(names, name, expected):
             return "passed", ""
         return ("value" if plain(value) else "other"), repr(value)
     except AssertionError as error:
-        return "error", "assert" + str(error)
+        return "error", "assert" + " ".join(str(error).split())
     except BaseException as error:
         return "error", describe(error)
 
@@ -186,9 +186,16 @@ def run_all(files, count):
     return outcomes
 
 
+def one_line(text):
+    return " ".join(text.splitlines())
+
+
 def judge(kind, text, expected):
-    """(passed, what to say) of one outcome."""
-    text = str(parse_literal(text))
+    """(passed, what to say) of one outcome; whatever the child wrote, that is one line."""
+    try:
+        text = str(parse_literal(text))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False, "unreadable result"
     if kind == "passed" and expected is None:
         return True, ""
     if kind == "value" and expected is not None:
@@ -199,8 +206,8 @@ def judge(kind, text, expected):
         if kind == "value" and got == expected[0]:
             return True, ""
     if kind in ("value", "other") and expected is not None:
-        return False, f"assert {text[:SHOWN]} == {repr(expected[0])[:SHOWN]}"
-    return False, text[:SHOWN]
+        return False, f"assert {one_line(text)[:SHOWN]} == {repr(expected[0])[:SHOWN]}"
+    return False, one_line(text)[:SHOWN]
 
 
 def main(arguments):

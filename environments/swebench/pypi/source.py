@@ -67,6 +67,7 @@ class FolderSource:
     name = "pypi"
     splits: Sequence[str] = SPLITS
     prompt = "full"
+    solved_run_is_clean = True
 
     def __init__(self, folder: Folder, instances: Sequence[Instance]) -> None:
         self._folder = folder

@@ -116,6 +116,15 @@ def test_what_does_not_solve_the_task_scores_zero(bench) -> None:
             "    with open(f'/proc/{os.getppid()}/fd/{fd}', 'w') as file:\n"
             f"        file.write('{forged}\\n{end}\\n')",
         ),
+        "results over the parent's output, runner killed": appended(
+            bench, task, over_the_parents_output(forged, kill=1)
+        ),
+        "the same with the end of the log, shell killed": appended(
+            bench, task, over_the_parents_output(forged, kill=2)
+        ),
+        "a carriage return in a message": appended(
+            bench, task, f"raise AssertionError('\\r' + '{forged}'.replace(chr(10), chr(13)))"
+        ),
         "rewrites the script being run": appended(
             bench,
             task,
@@ -131,6 +140,22 @@ def test_what_does_not_solve_the_task_scores_zero(bench) -> None:
     for name, verdict in bench.verdicts(task, patches).items():
         assert verdict.reward == 0.0, name
         assert verdict.report["resolved"] is False, name
+
+
+def over_the_parents_output(forged: str, *, kill: int) -> str:
+    """Source that writes a whole passing log into the runner's output; ends `kill` of its parents,
+    the runner first, then the shell that reads the evaluation script."""
+    count = forged.count("PASSED")
+    log = f"{forged}\\n{count} passed\\n"
+    if kill > 1:
+        log += "+ : '>>>>> End Test Output'\\n>>>>> Test Exit Code: 0\\n"
+    return (
+        "import os\nrunner = os.getppid()\n"
+        "shell = int(open(f'/proc/{runner}/stat').read().rpartition(')')[2].split()[1])\n"
+        "with open(f'/proc/{runner}/fd/1', 'w') as file:\n"
+        f'    file.write("{log}")\n'
+        f"for pid in (runner, shell)[:{kill}][::-1]:\n    os.kill(pid, 9)"
+    )
 
 
 def neighbour(task: Task) -> str:

@@ -230,3 +230,24 @@ def test_a_background_process_ends_with_the_run(tmp_path: Path) -> None:
     if pid.exists() and pid.read_text():  # it may have been ended before it wrote anything
         stat = Path("/proc", pid.read_text(), "stat")
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_message_cannot_begin_a_line(tmp_path: Path) -> None:
+    line = "PASSED tests/test_core.py::test_f_0"
+    source = f"def f(x):\n    raise AssertionError('\\r{line}\\n{line}\\x0b{line}')\n"
+    write(tmp_path, {"shop/core.py": source, "tests/test_core.py": TEST})
+    code, log = run(tmp_path, "-rA")
+    assert code == 1
+    assert [text.split()[0] for text in log.splitlines()] == ["FAILED", "1"]
+
+
+def test_the_childs_messages_cannot_begin_a_line_nor_end_the_runner(tmp_path: Path) -> None:
+    for message in (r"error\t'x\\rPASSED tests/test_core.py::test_f_0'", r"value\t)("):
+        source = (
+            "import os\nfor n in range(3, 64):\n    try:\n"
+            f'        os.write(n, b"0\\t{message}\\n")\n    except OSError:\n        pass\n'
+            "os._exit(0)\n"
+        )
+        code, outcomes = judge(tmp_path, source)
+        assert code == 1
+        assert outcomes == {"tests/test_core.py::test_f_0": "FAILED"}
