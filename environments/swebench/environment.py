@@ -103,8 +103,8 @@ class SweBench:
         """The agent's diff against base_commit: new files too, binary-safe, no steering files.
 
         Bytes that are not UTF-8 survive as surrogates. Where the agent has destroyed .git it is
-        laid down again first; a diff that cannot be made even then, or that is over
-        MAX_PATCH_BYTES, is an empty submission.
+        laid down again first; a diff that cannot be made even then, that a process of the agent's
+        takes away, or that is over MAX_PATCH_BYTES, is an empty submission.
         """
         instance = self.instance(task)
         git = "git -c core.quotepath=false -c diff.noprefix=false -c core.fsmonitor=false"
@@ -118,8 +118,13 @@ class SweBench:
             folder = self.source.git_folder(instance)
             if folder is None:
                 return Submission("")
-            await sandbox.exec("rm -rf .git", timeout_s=_COLLECT_TIMEOUT_S)
-            await sandbox.put({"@git.tar": folder})
+            # Permissions first: what the agent cannot enter, rm and tar cannot either.
+            mend = "chmod -R u+rwX . ; rm -rf .git"
+            await sandbox.exec(mend, timeout_s=_COLLECT_TIMEOUT_S)
+            try:
+                await sandbox.put({"@git.tar": folder})
+            except OSError:
+                return Submission("")
             result = await sandbox.exec(
                 command, timeout_s=_COLLECT_TIMEOUT_S, max_output_bytes=1 << 20
             )
@@ -131,7 +136,10 @@ class SweBench:
         if int(size) > MAX_PATCH_BYTES:
             return Submission("")
         if int(size) > 65536 or "\ufffd" in patch:
-            patch = (await sandbox.get(_PATCH_FILE)).decode("utf-8", "surrogateescape")
+            try:
+                patch = (await sandbox.get(_PATCH_FILE)).decode("utf-8", "surrogateescape")
+            except OSError:
+                return Submission("")
         return Submission(drop_files(patch, steering_in(patch, verify.gold_files(instance))))
 
     async def verify(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from environments.protocols import InfrastructureError, Sandbox, Submission, Task
@@ -277,12 +279,61 @@ def test_the_diff_holds_new_binary_and_undecodable_files(bench) -> None:
     assert "test_x.py" not in submission.patch
 
 
-@pytest.mark.parametrize("damage", ["rm -rf .git", "echo x > .git/index", "touch .git/index.lock"])
+DAMAGES = (
+    *("rm -rf .git", "echo x > .git/index", "touch .git/index.lock", "chmod 000 .git"),
+    *("rm -rf .git; echo x > .git", "rm -rf .git; mkdir -p .git/a; chmod 000 .git/a .git"),
+    *("chmod 000 .git; chmod 555 .", "chmod 000 tests/*.py"),
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_git_folder_loses_no_work(bench, damage: str) -> None:
     task = bench.task()
     commands = [*bench.environment.oracle_commands(task), damage]
     submission = bench.in_sandbox(task, lambda s: solve(bench, task, s, commands))
     assert bench.verdicts(task, {"": submission.patch})[""].reward == 1.0
+
+
+class Robbed:
+    """A sandbox in which the agent's background process removes a file at the worst moment."""
+
+    def __init__(self, sandbox: Sandbox, before: str, command: str) -> None:
+        self._sandbox, self._before, self._command = sandbox, before, command
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
+
+    async def _rob(self, at: str) -> None:
+        if at == self._before:
+            await self._sandbox.exec(self._command, timeout_s=20)
+
+    async def put(self, files: Any, *, base: str | None = None) -> None:
+        await self._rob("put")
+        await self._sandbox.put(files, base=base)
+
+    async def get(self, path: str) -> bytes:
+        await self._rob("get")
+        return await self._sandbox.get(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "robbery"),
+    [
+        ("seq 50000 > big.txt", "get", "rm /tmp/.submission.diff"),
+        ("rm -rf .git", "put", "echo x > .git; chmod 555 ."),
+    ],
+)
+def test_a_diff_that_is_taken_away_is_an_empty_submission(
+    bench, change: str, before: str, robbery: str
+) -> None:
+    task = bench.task()
+
+    async def work(sandbox: Sandbox) -> Submission:
+        await sandbox.exec(change, timeout_s=20)
+        robbed: Any = Robbed(sandbox, before, robbery)
+        return await bench.environment.collect(task, robbed)
+
+    assert bench.in_sandbox(task, work).patch == ""
 
 
 def test_an_oversized_diff_is_an_empty_submission(bench) -> None:
