@@ -191,6 +191,39 @@ FORGERIES = {
 }
 
 
+LOOK = """\
+import gc
+import sys
+
+
+def f(x):
+    seen, todo = set(), [gc.get_objects()]
+    frame = sys._getframe()
+    while frame is not None:
+        todo.append([frame.f_locals, frame.f_globals])
+        frame = frame.f_back
+    while todo:
+        thing = todo.pop()
+        if type(thing) is str and thing.startswith("want") and thing.endswith("ed: 7"):
+            return thing
+        if id(thing) not in seen and thing is not todo and thing is not seen:
+            seen.add(id(thing))
+            if type(thing) is dict:
+                todo += [*thing.keys(), *thing.values()]
+            elif type(thing) in (list, tuple):
+                todo += thing
+    return x
+"""
+
+
+def test_code_under_test_cannot_reach_the_expected_value(tmp_path: Path) -> None:
+    tests = TEST.replace("== 2", "== 'wanted: 7'")
+    code, outcomes = judge(tmp_path, LOOK, tests)
+    assert code == 1
+    assert outcomes == {"tests/test_core.py::test_f_0": "FAILED"}
+    assert judge(tmp_path, LOOK.replace("return x", "return 'wanted: 7'"), tests)[0] == 0
+
+
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_code_under_test_cannot_decide_its_result(tmp_path: Path, forgery: str) -> None:
     code, outcomes = judge(tmp_path, FORGERIES[forgery])
