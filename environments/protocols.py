@@ -20,7 +20,7 @@ class InfrastructureError(Exception):
 
     def __init__(self, kind: InfrastructureKind, message: str) -> None:
         super().__init__(f"{kind}: {message}")
-        self.kind = kind
+        self.kind: InfrastructureKind = kind
 
 
 class UsageError(Exception):

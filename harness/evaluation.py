@@ -7,7 +7,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.protocols import Clock, Event, Task, Trajectory
+from environments.protocols import InfrastructureKind
+from harness.protocols import (
+    Clock,
+    Event,
+    InfrastructureError,
+    Task,
+    Trajectory,
+    TrajectoryLost,
+)
 from harness.rollout import Rollouts, derive_seed
 
 
@@ -35,14 +43,19 @@ async def evaluate(
 ) -> Evaluation:
     """Run every sample side by side; `record` gets each trajectory that was judged."""
 
-    def unheard(event: Event) -> None:
-        """Nobody schedules an evaluation."""
+    kind: InfrastructureKind = "start"
+
+    def hear(event: Event) -> None:
+        """Nobody schedules an evaluation; the kind of the last loss is kept."""
+        nonlocal kind
+        if isinstance(event, TrajectoryLost):
+            kind = event.kind
 
     lives = [
         (
             t,
             clock.spawn(
-                rollouts.run(task, t, n, derive_seed(seed, task.task_id, n), unheard, label),
+                rollouts.run(task, t, n, derive_seed(seed, task.task_id, n), hear, label),
                 f"{label}{t}-{n}",
             ),
         )
@@ -58,6 +71,8 @@ async def evaluate(
             continue
         record(trajectory)
         solved.setdefault(t, []).append(float(trajectory.reward == 1.0))
+    if lost and not solved:
+        raise InfrastructureError(kind, f"all {lost} samples were lost; nothing was judged")
     rates = [statistics.fmean(samples) for samples in solved.values()]
     return Evaluation(
         solve_rate=statistics.fmean(rates) if rates else None,

@@ -161,9 +161,10 @@ class Experiment:
         except BudgetEnded as ended:
             self._display.note(f"{ended}: the open batch is discarded, its cost counts")
         finally:
-            self.training.close()
+            self.training.budget.end()
             self.errors.update(rollouts.infrastructure_errors)
         await parts.clock.cancel_all()
+        await self.training.drain()  # the open batch's share, if there is one
 
     def _on_update(self, row: Row) -> None:
         self.records.update(row)

@@ -101,14 +101,21 @@ class MlflowTracker:
                 if verb == "metrics":
                     store.metrics(run_id, *arguments)
                     continue
-                status, final, folder = arguments
-                store.metrics(run_id, self._last_step, final)
-                store.artifacts(run_id, folder)
-                store.end(run_id, _STATUS[status], status)
+                self._end(store, run_id, *arguments)
             except Exception as error:
                 self._error = error
             if verb == "close":
                 return
+
+    def _end(
+        self, store: Store, run_id: str, status: str, final: Mapping[str, float], folder: Path
+    ) -> None:
+        """The run ends with its status even where its last figures or files cannot be stored."""
+        try:
+            store.metrics(run_id, self._last_step, dict(final))
+            store.artifacts(run_id, folder)
+        finally:
+            store.end(run_id, _STATUS[status], status)
 
 
 class ParentRun:

@@ -21,7 +21,7 @@ from typing import Any
 from harness import composition, entry
 from harness.budget import Budget
 from harness.cluster.worker import load
-from harness.config import BudgetConfig, Config
+from harness.config import BudgetConfig, Config, flatten
 from harness.interrupt import run_async
 from harness.objectives.grpo import Grpo
 from harness.parts import Parts, open_parts
@@ -31,6 +31,13 @@ from harness.timeline import Timeline
 from harness.training import Row, Training
 from harness.validation import validate
 
+MAY_DIFFER = (
+    "schedule.name",
+    "schedule.target",
+    "schedule.release",
+    "schedule.chunk_tokens",
+    "ledger.max_open_groups",
+)
 PINNED = ("cluster.pin_cores=true", "tracking=none")
 
 
@@ -67,17 +74,20 @@ async def play(configs: Sequence[Config], updates: int) -> list[list[Row]]:
                 parts.clock,
                 configs[0].rollout.temperature,
             )
+            version = 0
             for config in configs:
-                await _update(config, parts, replay, 0)
+                version = (await _update(config, parts, replay, 0, version))["version"]
             for update in range(updates):
                 order = range(len(configs)) if update % 2 == 0 else reversed(range(len(configs)))
                 for which in order:
-                    rows[which].append(await _update(configs[which], parts, replay, update))
+                    row = await _update(configs[which], parts, replay, update, version)
+                    version = row["version"]
+                    rows[which].append(row)
                 say(f"update {update + 1}/{updates}")
     return rows
 
 
-async def _update(config: Config, parts: Parts, replay: Replay, update: int) -> Row:
+async def _update(config: Config, parts: Parts, replay: Replay, update: int, version: int) -> Row:
     """One recorded update under one schedule; weights and optimizer go on from the last one."""
     rows: list[Row] = []
     training = Training(
@@ -93,6 +103,7 @@ async def _update(config: Config, parts: Parts, replay: Replay, update: int) -> 
         groups_per_batch=config.rollout.groups_per_batch,
         chunk_tokens=config.schedule.chunk_tokens,
         seed=config.seed,
+        version=version,
         on_update=rows.append,
         on_trajectory=lambda trajectory, batch: None,
     )
@@ -142,6 +153,13 @@ def parse(arguments: Sequence[str]) -> tuple[list[Config], int]:
         validate(config)
         if config.replay is None:
             raise UsageError("replay=null: give a run's trajectories.jsonl to play back")
+    theirs = dict(flatten(configs[1]))
+    for key, value in flatten(configs[0]):
+        if value != theirs[key] and key not in MAY_DIFFER:
+            raise UsageError(
+                f"{key}={value} under a, {theirs[key]} under b: both play on one engine and one "
+                f"learner; only {', '.join(MAY_DIFFER)} may differ"
+            )
     return configs, int(options["updates"])
 
 

@@ -15,6 +15,7 @@ from environments.protocols import (
     Environment,
     ExecResult,
     InfrastructureError,
+    InfrastructureKind,
     Sandbox,
     SandboxProvider,
     SandboxSpec,
@@ -142,7 +143,7 @@ class TrajectoryLost:
     """An infrastructure failure; `final` when it will not be tried again."""
 
     trajectory: Trajectory
-    kind: str
+    kind: InfrastructureKind
     final: bool
 
 
@@ -344,8 +345,11 @@ class Schedule(Protocol):
     """One schedule: an async function over batches and their events. It awaits protocol verbs
     only."""
 
-    name: str
-    release: Release | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def release(self) -> Release | None: ...
 
     async def run(self, run: Run) -> None: ...
 

@@ -25,6 +25,7 @@ from harness.protocols import (
     Turn,
     TurnFinished,
     UsageError,
+    VersionSpan,
 )
 from harness.trajectory_lines import read
 
@@ -33,7 +34,8 @@ Emit = Callable[[Event], None]
 
 class Replay:
     """Batches of a run's trajectories.jsonl, in its order; starts again at its end. Lost attempts
-    are left out: the recorded survivors are what a schedule gets."""
+    are left out, and so are batches that were not whole (a dropped group, the last batch of an
+    interrupted run): what is played is what a schedule trained on."""
 
     def __init__(self, path: Path, engine: Engine, clock: Clock, temperature: float) -> None:
         batches: dict[int, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
@@ -42,7 +44,13 @@ class Replay:
                 batches[line["batch"]][trajectory.group].append(trajectory)
         if not batches:
             raise UsageError(f"replay={path}: no judged trajectory in it; record a run first")
-        self._batches = [batches[index] for index in sorted(batches)]
+        size = max(len(ts) for groups in batches.values() for ts in groups.values())
+        count = max(len(groups) for groups in batches.values())
+        self._batches = [
+            groups
+            for _, groups in sorted(batches.items())
+            if len(groups) == count and all(len(ts) == size for ts in groups.values())
+        ]
         self._engine = engine
         self._clock = clock
         self._temperature = temperature
@@ -92,7 +100,6 @@ class Replay:
             tokens_T=original.tokens_T,
             action_mask_T=original.action_mask_T,
             behaviour_logprobs_T=original.behaviour_logprobs_T,
-            version_spans=original.version_spans,
             end=original.end,
             started_s=clock.now(),
             sandbox_start_s=original.sandbox_start_s,
@@ -103,7 +110,7 @@ class Replay:
         for number, turn in enumerate(original.turns):
             started_s = clock.now()
             action = original.tokens_T[turn.action_start : turn.action_end]
-            await self._engine.generate(
+            completion = await self._engine.generate(
                 Generation(
                     session=played.trajectory_id,
                     prompt_T=original.tokens_T[: turn.action_start],
@@ -114,6 +121,10 @@ class Replay:
                     forced_T=action,
                 )
             )
+            played.version_spans += [
+                VersionSpan(s.version, turn.action_start + s.start, turn.action_start + s.end)
+                for s in completion.version_spans
+            ]
             generated_s = clock.now()
             await clock.sleep(turn.exec_s)
             played.turns.append(

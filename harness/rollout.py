@@ -165,17 +165,18 @@ class Rollouts:
                 await agent.close(trajectory)
             trajectory.finished_s = clock.now()
             emit(TrajectoryFinished(trajectory))
-            if trajectory.end != "submit":
-                trajectory.reward, trajectory.report = 0.0, {"submitted": False}
-            else:
+            verdict = Verdict(0.0, {"submitted": False})
+            if trajectory.end == "submit":
                 submission = await environment.collect(task, sandbox)
                 if submission.sandbox is None:
                     await sandbox.stop()
-                await self._verify(task, trajectory, submission, slot)
+                verdict = await self._verify(task, trajectory, submission, slot)
         finally:
             if sandbox is not None:
                 await sandbox.stop()
             self._slots.give(slot)
+        # Only now: until its sandbox is gone the trajectory can still be lost.
+        trajectory.reward, trajectory.report = verdict.reward, verdict.report
         trajectory.reward_s = clock.now()
         emit(RewardArrived(trajectory))
 
@@ -220,7 +221,7 @@ class Rollouts:
 
     async def _verify(
         self, task: Task, trajectory: Trajectory, submission: Submission, slot: int
-    ) -> None:
+    ) -> Verdict:
         """Judge the same submission, again after an infrastructure failure."""
         started_s = self._clock.now()
         verdict = await self._judge(task, submission)
@@ -228,7 +229,7 @@ class Rollouts:
         self._busy(slot, "verify", started_s, trajectory)
         if not math.isfinite(verdict.reward):
             raise InfrastructureError("parser", f"{task.task_id}: reward {verdict.reward}")
-        trajectory.reward, trajectory.report = verdict.reward, verdict.report
+        return verdict
 
     async def _judge(self, task: Task, submission: Submission) -> Verdict:
         attempt = 0
@@ -236,9 +237,9 @@ class Rollouts:
             try:
                 return await self._environment.verify(task, submission, self._provider)
             except InfrastructureError as error:
-                self.infrastructure_errors[error.kind] += 1
                 if attempt == self._limits.retries:
-                    raise
+                    raise  # counted where the trajectory is lost
+                self.infrastructure_errors[error.kind] += 1
                 attempt += 1
 
     def take_intervals(self) -> list[Interval]:

@@ -106,12 +106,12 @@ def _add_training(
         for name in ("per_update_s", "rollout_s", "tail_s", "verify_s", "sandbox_start_s")
     } | {
         "training_s": training.budget.elapsed_s,
-        "learner_busy_s": timeline.busy_s(learner, training.windows),
-        "engine_busy_s": timeline.busy_s(engine, training.windows),
+        "learner_busy_s": timeline.busy_s(learner, [training.window]),
+        "engine_busy_s": timeline.busy_s(engine, [training.window]),
     }
     summary["idle"] = {
-        "learner": timeline.idle_fraction(learner, training.windows),
-        "engine": timeline.idle_fraction(engine, training.windows),
+        "learner": timeline.idle_fraction(learner, [training.window]),
+        "engine": timeline.idle_fraction(engine, [training.window]),
     }
     tokens = sum(n for _, n in training.staleness)
     if tokens:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+from environments.protocols import InfrastructureKind
 from harness.batch import LiveBatch
 from harness.budget import Budget, BudgetEnded
 from harness.objectives.grpo import Grpo
@@ -17,13 +18,14 @@ from harness.protocols import (
     Event,
     Group,
     GroupClosed,
+    InfrastructureError,
     Learner,
     RewardArrived,
     StepStats,
     Task,
     Trajectory,
-    TrajectoryFinished,
     TrajectoryLost,
+    TurnFinished,
 )
 from harness.timeline import Timeline, Window
 
@@ -75,6 +77,7 @@ class Training:
         groups_per_batch: int,
         chunk_tokens: int,
         seed: int,
+        version: int = 0,
         on_update: Callable[[Row], None],
         on_trajectory: Callable[[Trajectory, int], None],
     ) -> None:
@@ -92,11 +95,11 @@ class Training:
         self._seed = seed
         self._on_update = on_update
         self._on_trajectory = on_trajectory
-        self._version = 0
-        self._updated_s = clock.now()
+        self._version = version
+        self._last_loss: InfrastructureKind = "start"
+        self._tokens_before = 0
         self.weights: str | None = None
         self.rows: list[Row] = []
-        self.windows: list[Window] = []
         self.lost = 0
         self.tokens_trained = 0
         self.staleness: list[tuple[int, int]] = []  # (versions, tokens)
@@ -121,16 +124,16 @@ class Training:
 
     def _recorder(self, index: int) -> Callable[[Event], None]:
         def record(event: Event) -> None:
-            if isinstance(event, TrajectoryFinished):
-                self.budget.counters.tokens += event.trajectory.action_tokens
+            if isinstance(event, TurnFinished):
+                turn = event.trajectory.turns[event.turn]
+                self.budget.counters.tokens += turn.action_end - turn.action_start
             elif isinstance(event, RewardArrived):
                 self.budget.counters.trajectories += 1
                 self._instant(event.trajectory.group, "reward", event.trajectory.trajectory_id)
                 self._on_trajectory(event.trajectory, index)
             elif isinstance(event, TrajectoryLost):
                 self.lost += 1
-                if event.trajectory.finished_s == 0.0:
-                    self.budget.counters.tokens += event.trajectory.action_tokens
+                self._last_loss = event.kind
                 self._instant(event.trajectory.group, "lost", event.trajectory.trajectory_id)
                 self._on_trajectory(event.trajectory, index)
             elif isinstance(event, GroupClosed):
@@ -155,37 +158,49 @@ class Training:
         return self._objective.normaliser(batch.groups)
 
     async def finish_update(self, batch: Batch, stats: StepStats) -> None:
+        """Publish and record. Raises BudgetEnded where a time budget ended meanwhile: such an
+        update is discarded whichever schedule made it; InfrastructureError where nothing is left
+        of the batch."""
+        if self.budget.remaining_s == 0:
+            raise BudgetEnded(f"budget.{self.budget.kind}={self.budget.limit:g} is spent")
+        if all(group.dropped for group in batch.groups):
+            raise InfrastructureError(
+                self._last_loss, f"every group of batch {batch.index} lost a trajectory for good"
+            )
         path, version = await self.learner.publish()
         await self._engine.update_weights(path, version)
         self._version, self.weights = version, path
-        self._timeline.extend(await self.learner.drain_intervals())
-        self._timeline.extend(await self._engine.drain_intervals())
-        self._timeline.extend(self._take_intervals())
+        drained = await self.drain()
         self.budget.counters.updates += 1
-        row = self._row(batch, stats)
+        row = self._row(batch, stats, drained)
         self.rows.append(row)
         self._on_update(row)
 
-    def close(self) -> None:
-        """The budget has ended; an open batch's time counts as idle or busy as it was."""
-        self.budget.end()
-        ended_s = self.budget.counters.ended_s or 0.0
-        if self.budget.kind in ("wall_clock_s", "device_s") and self._updated_s < ended_s:
-            self._add_window(self._updated_s, ended_s)
+    async def drain(self) -> Timeline:
+        """What engine, learner and sandboxes were busy with since the last call; kept as well."""
+        drained = Timeline(self._timeline.origin_s)
+        drained.extend(await self.learner.drain_intervals())
+        drained.extend(await self._engine.drain_intervals())
+        drained.extend(self._take_intervals())
+        self._timeline.extend(drained.intervals)
+        return drained
 
-    def _add_window(self, start_s: float, end_s: float) -> Window:
-        origin_s = self._timeline.origin_s
-        window = (origin_s + start_s, origin_s + end_s)
-        self.windows.append(window)
-        return window
+    @property
+    def window(self) -> Window:
+        """The budget's window on the machine's clock; empty before training has begun."""
+        started_s = self.budget.counters.started_s or 0.0
+        origin_s = self._timeline.origin_s + started_s
+        return origin_s, origin_s + self.budget.elapsed_s
 
-    def _row(self, batch: Batch, stats: StepStats) -> Row:
-        """One line of updates.csv: times in seconds, fractions of this update's own window."""
+    def _row(self, batch: Batch, stats: StepStats, timeline: Timeline) -> Row:
+        """One line of updates.csv: times in seconds, fractions of this update's own window;
+        `timeline` holds this update's intervals."""
         if not isinstance(batch, LiveBatch):
             raise TypeError(f"finish_update takes the batch that batches() gave, not {batch!r}")
-        now, timeline = self._clock.now(), self._timeline
-        window = self._add_window(batch.started_s, now)
-        self._updated_s = now
+        now = self._clock.now()
+        window = (timeline.origin_s + batch.started_s, timeline.origin_s + now)
+        generated = self.budget.counters.tokens - self._tokens_before
+        self._tokens_before = self.budget.counters.tokens
         step_ended_s = max(i.end_s for i in timeline.intervals if i.name == "step")
         learner, engine = timeline.resources("learner"), timeline.resources("engine")
         kept = [t for g in batch.groups for t in g.trajectories]
@@ -216,7 +231,7 @@ class Training:
             "groups_dropped": sum(g.dropped for g in batch.groups),
             "trajectories": len(kept),
             "tokens_trained": trained,
-            "tokens_generated": self.budget.counters.tokens,
+            "tokens_generated": generated,
             "staleness_mean": sum(a * n for a, n in ages) / max(1, trained),
             "staleness_max": max((a for a, _ in ages), default=0),
             "gradient_norm": stats.gradient_norm,

@@ -70,7 +70,10 @@ def use_true_norms(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child).__name__.endswith("RMSNorm"):
-                setattr(module, name, TrueNorm(child.weight, child.variance_epsilon))
+                weight, epsilon = child.weight, child.variance_epsilon
+                if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float):
+                    raise TypeError(f"{type(child).__name__} is no RMSNorm that is known here")
+                setattr(module, name, TrueNorm(weight, epsilon))
 
 
 def synthetic_groups(

@@ -24,7 +24,7 @@ class Stream:
     name = "stream"
 
     def __init__(self, config: Config) -> None:
-        self.release = cast(Release, config.schedule.release)
+        self.release: Release = cast(Release, config.schedule.release)
         self._max_open = config.ledger.max_open_groups
 
     async def run(self, run: Run) -> None:

@@ -123,6 +123,7 @@ class ChannelSandbox(ABC):
         self._died: ExecResult | None = None
         self._requests: set[asyncio.Task[list[bytes]]] = set()
         self.on_stopped: Callable[[ChannelSandbox], None] = lambda _: None
+        self.on_stop_failed: Callable[[ChannelSandbox], None] = lambda _: None
 
     # --- what a kind of sandbox adds ------------------------------------------------------------
 
@@ -254,5 +255,9 @@ class ChannelSandbox(ABC):
     async def _stop(self) -> None:
         if self._channel is not None:
             self._channel.close()  # an exchange in progress ends with ChannelClosed
-        await self._remove()
+        try:
+            await self._remove()
+        except BaseException:
+            self.on_stop_failed(self)
+            raise
         self.on_stopped(self)

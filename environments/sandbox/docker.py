@@ -8,6 +8,7 @@ killed harness leaves are stopped containers; the next provider removes them by 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import time
@@ -230,8 +231,13 @@ class DockerProvider(Provider):
         await sandbox.launch()
 
     async def _close(self) -> None:
+        from docker.errors import APIError
+        from requests.exceptions import RequestException
+
         try:
-            self.counters.leaked = len(await asyncio.to_thread(self._left))
+            # Where the engine is gone, the count of those that could not be removed stands.
+            with contextlib.suppress(APIError, RequestException):
+                self.counters.leaked = len(await asyncio.to_thread(self._left))
         finally:
             self.threads.shutdown(wait=False)
             self.client.close()

@@ -21,6 +21,7 @@ class Provider(ABC):
         self.counters = SandboxCounters()
         self._slots = asyncio.Semaphore(max_parallel)
         self._living: set[ChannelSandbox] = set()
+        self._holding: set[ChannelSandbox] = set()  # those that still hold a slot
         self._number = 0
         self._closed = False
 
@@ -40,6 +41,8 @@ class Provider(ABC):
         self._number += 1
         sandbox = self._new(spec, self._number)
         sandbox.on_stopped = self._stopped
+        sandbox.on_stop_failed = self._give_slot
+        self._holding.add(sandbox)
         self._living.add(sandbox)
         self.counters.created += 1
         try:
@@ -61,6 +64,12 @@ class Provider(ABC):
         if sandbox in self._living:
             self._living.discard(sandbox)
             self.counters.removed += 1
+        self._give_slot(sandbox)
+
+    def _give_slot(self, sandbox: ChannelSandbox) -> None:
+        """A sandbox that cannot be removed (its engine is gone) must not keep others waiting."""
+        if sandbox in self._holding:
+            self._holding.discard(sandbox)
             self._slots.release()
 
     async def close(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from multiprocessing import Pipe
 from typing import Any
 
+from harness.protocols import UsageError
+
 # A heap that is never handed back: default malloc page-faults cost a third of the time here.
 _MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
@@ -92,18 +94,21 @@ class Worker:
                 if kind == "ok":
                     future.set_result(value)
                 else:
-                    name, message, trace = value
-                    future.set_exception(
-                        WorkerError(
-                            f"{self.name}: {name}: {message}\n--- in the worker ---\n{trace}"
-                        )
-                    )
+                    future.set_exception(self._error(*value))
         except (EOFError, ConnectionError, OSError):
             self._lost()
 
+    def _error(self, name: str, message: str, trace: str) -> Exception:
+        """What the worker raised: a wrong setting stays one, anything else comes with its trace."""
+        if name == UsageError.__name__:
+            return UsageError(message)
+        return WorkerError(f"{self.name}: {name}: {message}\n--- in the worker ---\n{trace}")
+
     def _lost(self) -> None:
         self._loop.remove_reader(self._connection.fileno())
-        code = self._process.poll()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)  # its pipe closes a moment before it can be reaped
+        code = self._process.returncode
         self._dead = f"{self.name}: the worker process ended (exit code {code})"
         for future in self._pending.values():
             if not future.done():

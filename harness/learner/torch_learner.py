@@ -7,6 +7,7 @@ service.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import (
+    _foreach_norm as foreach_norm,  # pyright: ignore[reportPrivateImportUsage]
+)
 from torch.nn.functional import log_softmax
 
 from harness.cluster.worker import load
@@ -131,7 +135,11 @@ class TorchLearner:
         if not used:
             return
         kept, weights = zip(*used, strict=True)
-        self._add_to_total(self._gradients(kept, weights))
+        gradients = self._gradients(kept, weights)
+        if not all(map(math.isfinite, foreach_norm(gradients))):
+            names = ", ".join(r.trajectory_id for r in kept)
+            raise ValueError(f"{names}: the gradient is not finite; the update is refused")
+        self._add_to_total(gradients)
         self._busy("accumulate", start_s, kept)
 
     def capture(self, rows: Sequence[ScoredTokens]) -> None:

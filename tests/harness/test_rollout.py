@@ -207,3 +207,49 @@ def test_slots_are_the_lowest_free():
     slots.give(1)
     slots.give(0)
     assert [slots.take() for _ in range(3)] == [0, 1, 3]
+
+
+def test_a_failure_while_the_sandbox_ends_loses_the_trajectory_and_its_reward(environment):
+    """A limit's reward of 0 must not survive on the line of a lost attempt."""
+    events: list[Event] = []
+    task = environment.tasks("train")[0]
+    stops = 0
+
+    async def body(rollouts: Rollouts, provider: Failing) -> Any:
+        start = provider.start
+
+        async def start_unstoppable(spec: SandboxSpec) -> Any:
+            nonlocal stops
+            sandbox = await start(spec)
+            stop = sandbox.stop
+
+            async def failing_stop() -> None:
+                nonlocal stops
+                stops += 1
+                await stop()
+                if stops == 1:
+                    raise InfrastructureError("exec_transport", "the engine did not answer")
+
+            sandbox.stop = failing_stop
+            return sandbox
+
+        provider.start = start_unstoppable
+        trajectory = await rollouts.run(task, 0, 0, seed=1, emit=events.append)
+        return trajectory, dict(rollouts.infrastructure_errors)
+
+    agent = lambda task: ScriptedAgent(["ls"] * 9)  # noqa: E731
+    trajectory, errors = play(environment, body, agent=agent, max_turns=1)
+    (lost,) = [e.trajectory for e in events if isinstance(e, TrajectoryLost)]
+    assert (lost.reward, lost.infrastructure_error) == (None, "exec_transport")
+    assert (trajectory.reward, trajectory.attempt) == (0.0, 1)
+    assert errors == {"exec_transport": 1}
+
+
+def test_a_verifier_that_always_fails_is_counted_once_per_failure(environment):
+    """One rollout and two more tries of it, each judged three times: nine failures."""
+    events: list[Event] = []
+    task = environment.tasks("train")[0]
+    verifiers = {n for n in range(1, 13) if n % 4 != 1}  # starts 1, 5 and 9 are the agents' own
+    trajectory, starts, errors = play(environment, one(events, task), failing_starts=verifiers)
+    assert trajectory is None
+    assert (starts, errors) == (12, {"start": 9})

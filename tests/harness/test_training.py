@@ -17,12 +17,16 @@ from harness.objectives.grpo import Grpo
 from harness.protocols import (
     Group,
     GroupClosed,
+    InfrastructureError,
+    Interval,
+    StepStats,
     Task,
     Trajectory,
     TrajectoryFinished,
     UsageError,
 )
-from harness.training import pack, task_order
+from harness.timeline import Timeline
+from harness.training import Training, pack, task_order
 
 TASKS = [Task(f"t{i}", "train", "easy", {}) for i in range(10)]
 
@@ -184,5 +188,77 @@ def test_a_spent_time_budget_reaches_a_waiting_schedule():
             await waiting
         with pytest.raises(BudgetEnded):
             batch.ready()
+
+    asyncio.run(body())
+
+
+class Quiet:
+    """An engine and a learner without work: what the end of an update needs of them."""
+
+    def __init__(self) -> None:
+        self.published = 0
+
+    async def publish(self) -> tuple[str, int]:
+        self.published += 1
+        return "weights", self.published
+
+    async def update_weights(self, path: str, version: int) -> None:
+        assert (path, version) == ("weights", self.published)
+
+    async def drain_intervals(self) -> list[Interval]:
+        return [Interval("learner/0", "step", 0.0, 1.0)]
+
+
+def training(clock: WallClock, budget: BudgetConfig, parts: Quiet) -> Training:
+    return Training(
+        learner=parts,  # pyright: ignore[reportArgumentType]
+        engine=parts,  # pyright: ignore[reportArgumentType]
+        objective=Grpo(ObjectiveConfig(), 2),
+        budget=Budget(budget, devices=1, clock=clock),
+        clock=clock,
+        timeline=Timeline(0.0),
+        start_batch=lambda index, version, tasks, seed, record: LiveBatch(
+            index, version, [Group(0, "t", "easy")], clock
+        ),
+        take_intervals=list,
+        tasks=TASKS,
+        groups_per_batch=1,
+        chunk_tokens=100,
+        seed=0,
+        on_update=lambda row: None,
+        on_trajectory=lambda trajectory, batch: None,
+    )
+
+
+STATS = StepStats(1, 0.5, False, 1e-3, 0, 0)
+
+
+def test_an_update_that_ends_after_the_time_budget_is_discarded_by_every_schedule():
+    """Sync's backwards come after its last wait: only the end of the update can stop it."""
+
+    async def body() -> None:
+        parts = Quiet()
+        run = training(WallClock(), BudgetConfig("wall_clock_s", 0.05), parts)
+        batch = await anext(run.batches())
+        await asyncio.sleep(0.1)
+        with pytest.raises(BudgetEnded):
+            await run.finish_update(batch, STATS)
+        assert (parts.published, run.rows, run.budget.counters.updates) == (0, [], 0)
+
+    asyncio.run(body())
+
+
+def test_a_batch_that_lost_everything_is_no_update():
+    async def body() -> None:
+        parts = Quiet()
+        run = training(WallClock(), BudgetConfig("updates", 5), parts)
+        batch = await anext(run.batches())
+        await run.finish_update(batch, STATS)
+        assert run.budget.counters.updates == 1
+        for group in batch.groups:
+            group.dropped = True
+        with pytest.raises(InfrastructureError, match="every group of batch 0"):
+            await run.finish_update(batch, STATS)
+        assert run.budget.counters.updates == 1
 
     asyncio.run(body())
