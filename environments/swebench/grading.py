@@ -94,7 +94,7 @@ def unclean(log: str, exit_code: int | None, listed: int) -> str:
     if exit_code != 0:
         return f"the log reports passes, but the test command ended with {exit_code}"
     inside = log.partition(START_TEST_OUTPUT)[2].partition(END_TEST_OUTPUT)[0]
-    said = [line for line in inside.splitlines() if line.strip() and not line.startswith("+")]
+    said = [line for line in inside.splitlines()[1:] if line.strip() and not line.startswith("+")]
     summary = said[-1] if said else ""
     counts = {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", summary)}
     if counts.get("passed", 0) < listed or counts.keys() & {"failed", "error", "errors"}:
