@@ -66,8 +66,9 @@ async def verify(
     """Reward 1.0 or 0.0, with a report: {"resolved", "patch_applied", "reason", counts}."""
     allowed = gold_files(instance)
     apply = apply_command(f"{_FOLDER}/patch.diff", allowed) if patch.strip() else "true"
-    # Read whole before it runs: code under test could otherwise edit the lines still to come.
-    judge = f'bash -c "$(cat {_FOLDER}/eval.sh)" 2>&1'
+    # Read whole before it runs: code under test could otherwise edit the lines still to come. As
+    # eval's argument, because the kernel takes no program argument above 128 KiB.
+    judge = f"bash -c 'eval \"$(cat {_FOLDER}/eval.sh)\"' 2>&1"
     clean = source.solved_run_is_clean
     script = grading.full_eval_script(instance) + (grading.exit_with_tests() if clean else "")
     files = {"patch.diff": patch.encode("utf-8", "surrogateescape"), "eval.sh": script.encode()}

@@ -91,6 +91,8 @@ def test_what_does_not_solve_the_task_scores_zero(bench) -> None:
     instance = bench.environment.instance(task)
     test_file, _, test_name = instance.FAIL_TO_PASS[0].partition("::")
     forged = "\\n".join(f"PASSED {name}" for name in instance.FAIL_TO_PASS)
+    every = instance.FAIL_TO_PASS + instance.PASS_TO_PASS
+    whole = "\\n".join(f"PASSED {name}" for name in every)
     edited = new_file(test_file, f"def {test_name}():\n    pass\n").replace(
         "new file mode 100644\n--- /dev/null", f"--- a/{test_file}"
     )
@@ -119,13 +121,13 @@ def test_what_does_not_solve_the_task_scores_zero(bench) -> None:
             f"        file.write('{forged}\\n{end}\\n')",
         ),
         "results over the parent's output, runner killed": appended(
-            bench, task, over_the_parents_output(forged, kill=1)
+            bench, task, over_the_parents_output(whole, kill=1)
         ),
         "the same with the end of the log, shell killed": appended(
-            bench, task, over_the_parents_output(forged, kill=2)
+            bench, task, over_the_parents_output(whole, kill=2)
         ),
-        "a carriage return in a message": appended(
-            bench, task, f"raise AssertionError('\\r' + '{forged}'.replace(chr(10), chr(13)))"
+        "the same with an exit status, runner killed": appended(
+            bench, task, over_the_parents_output(f">>>>> Test Exit Code: 0\\n{whole}", kill=1)
         ),
         "rewrites the script being run": appended(
             bench,
@@ -148,7 +150,8 @@ def over_the_parents_output(forged: str, *, kill: int) -> str:
     """Source that writes a whole passing log into the runner's output; ends `kill` of its parents,
     the runner first, then the shell that reads the evaluation script."""
     count = forged.count("PASSED")
-    log = f"{forged}\\n{count} passed\\n"
+    # A failure of no listed test: swebench itself distrusts a bad exit with no failure at all.
+    log = f"{forged}\\nFAILED other::test - x\\n{count} passed\\n"
     if kill > 1:
         log += "+ : '>>>>> End Test Output'\\n>>>>> Test Exit Code: 0\\n"
     return (
@@ -239,6 +242,17 @@ def test_a_hidden_test_patch_that_does_not_apply_is_infrastructure(bench) -> Non
     )
     with pytest.raises(InfrastructureError, match="test_patch does not apply"):
         bench.verdicts(broken, {"": ""})
+
+
+def test_an_evaluation_script_may_be_longer_than_a_program_argument(bench) -> None:
+    instance = bench.environment.instance(bench.task())
+    filler = "cat > /dev/null <<'EOF_FILLER'\n" + "line $HOME `true`\n" * 12000 + "EOF_FILLER\n"
+    script = instance.eval_script.replace("cd /testbed\n", f"cd /testbed\n{filler}")
+    assert len(script) > 200 * 1024
+    changed = {"instance_id": "long__script", "eval_script": script}
+    task = bench.environment.task(parse_instance(instance.record() | changed))
+    verdicts = bench.verdicts(task, {"gold": instance.patch, "nop": ""})
+    assert [v.reward for v in verdicts.values()] == [1.0, 0.0]
 
 
 def test_an_unknown_parser_is_infrastructure(bench) -> None:
