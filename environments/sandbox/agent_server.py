@@ -9,7 +9,8 @@ Protocol on stdin and stdout: a frame is a big-endian u32 length and so many byt
 of fields, each again a u32 length and bytes; numbers are ASCII decimals. The first field of a
 request is its verb, of an answer `ok` or `error` (then errno and a message):
 
-    exec command timeout_s max_output_bytes -> exit_code|- duration_s flags omitted_bytes head tail
+    exec command timeout_s max_output_bytes
+                              -> exit_code|- duration_s cpu_s flags omitted_bytes head tail
     put base (path mode content)...         ->
     untar base content                      ->
     get path max_bytes                      -> content
@@ -67,6 +68,12 @@ def oom_kills(counter):
         if line.startswith(b"oom_kill "):
             return int(line[9:])
     return 0
+
+
+def children_cpu_s():
+    """CPU time of everything that has ended inside: orphans, too, are PID 1's to reap."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def prefer_for_oom_kill():
@@ -270,6 +277,7 @@ class Server:
 
     def run(self, command, timeout_s, max_bytes):
         started = time.monotonic()
+        cpu_before_s = children_cpu_s()
         deadline = started + timeout_s
         self.output = Output(max_bytes)
         self.shell_status = None
@@ -281,7 +289,7 @@ class Server:
             self.shell = os.fork()
         except OSError as error:  # background children use up the process limit: the agent's doing
             text = b"cannot start the command: " + str(error).encode() + b"\n"
-            self.answer(b"ok", b"126", b"0", b"", b"0", text, b"")
+            self.answer(b"ok", b"126", b"0", b"0", b"", b"0", text, b"")
             return
         if self.shell == 0:
             self.become_shell(command, writer)
@@ -311,9 +319,10 @@ class Server:
         self.output.add(self.notice)
         omitted = b"%d" % self.output.omitted()
         duration = b"%.6f" % (time.monotonic() - started)
-        answer = (code, duration, b" ".join(flags), omitted, self.output.head, self.output.tail)
+        cpu = b"%.6f" % (children_cpu_s() - cpu_before_s)
+        shown = (self.output.head, self.output.tail)
         self.output = Output(0)
-        self.answer(b"ok", *answer)
+        self.answer(b"ok", code, duration, cpu, b" ".join(flags), omitted, *shown)
 
     def finish_pipe(self):
         """Take what is already in the pipe; what background children still write is discarded."""

@@ -98,10 +98,10 @@ def decode_output(head: bytes, tail: bytes, omitted_bytes: int) -> str:
 
 def decode_result(answer: Sequence[bytes]) -> ExecResult:
     """The answer to `exec`; raises ValueError where a field is not what it must be."""
-    code, duration, flags, omitted, head, tail = answer
-    omitted_bytes, duration_s = int(omitted), float(duration)
-    if omitted_bytes < 0 or not 0 <= duration_s < math.inf:
-        raise ValueError(f"omitted {omitted_bytes} bytes in {duration_s} s")
+    code, duration, cpu, flags, omitted, head, tail = answer
+    omitted_bytes, duration_s, cpu_s = int(omitted), float(duration), float(cpu)
+    if omitted_bytes < 0 or not 0 <= duration_s < math.inf or not 0 <= cpu_s < math.inf:
+        raise ValueError(f"omitted {omitted_bytes} bytes in {duration_s} s, {cpu_s} s of CPU")
     return ExecResult(
         output=decode_output(head, tail, omitted_bytes),
         exit_code=None if code == b"-" else int(code),
@@ -109,6 +109,7 @@ def decode_result(answer: Sequence[bytes]) -> ExecResult:
         timed_out=b"timed_out" in flags,
         omitted_bytes=omitted_bytes,
         out_of_memory=b"out_of_memory" in flags,
+        cpu_s=cpu_s,
     )
 
 

@@ -61,11 +61,12 @@ async def converse(answer: bytes, action):
         struct.pack("!I", 3) + b"abc",
         encode_frame([]),
         encode_frame([b"ok"]),
-        encode_frame([b"ok", b"x", b"y", b"z", b"1", b"", b""]),
+        encode_frame([b"ok", b"x", b"y", b"0", b"z", b"1", b"", b""]),
         encode_frame([b"error", b"nan", b"m"]),
-        encode_frame([b"ok", b"0", b"nan", b"", b"0", b"", b""]),
-        encode_frame([b"ok", b"0", b"1.0", b"", b"-5", b"", b""]),
-        encode_frame([b"ok", b"9" * 6000, b"1.0", b"", b"0", b"", b""]),
+        encode_frame([b"ok", b"0", b"nan", b"0", b"", b"0", b"", b""]),
+        encode_frame([b"ok", b"0", b"1.0", b"-1", b"", b"0", b"", b""]),
+        encode_frame([b"ok", b"0", b"1.0", b"0", b"", b"-5", b"", b""]),
+        encode_frame([b"ok", b"9" * 6000, b"1.0", b"0", b"", b"0", b"", b""]),
     ],
 )
 def test_garbage_is_an_infrastructure_error(answer):

@@ -174,3 +174,16 @@ def test_missing_workdir_is_said(backend):
         assert (await sandbox.exec("echo ok", timeout_s=20)).exit_code in (0, 126)
 
     backend.run(body)
+
+
+def test_cpu_time_is_told_from_wall_time(backend):
+    async def scenario(sandbox):
+        spin = await sandbox.exec("timeout 0.4 sh -c 'while :; do :; done'", timeout_s=10)
+        rest = await sandbox.exec("sleep 0.4", timeout_s=10)
+        cut = await sandbox.exec("while :; do :; done & sleep 30", timeout_s=0.4)
+        return spin, rest, cut
+
+    spin, rest, cut = backend.run(scenario)
+    assert rest.duration_s >= 0.4
+    assert rest.cpu_s < 0.1 < spin.cpu_s
+    assert cut.timed_out and cut.cpu_s > 0.1

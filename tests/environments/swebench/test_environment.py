@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from environments.protocols import InfrastructureError, Sandbox, Submission, Task
+from environments.protocols import (
+    InfrastructureError,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+    Submission,
+    Task,
+    Verdict,
+)
 from environments.swebench.config import SweBenchConfig
 from environments.swebench.environment import MAX_PATCH_BYTES, SweBench
 from environments.swebench.instance import parse_instance
@@ -198,6 +206,7 @@ def test_endless_code_is_the_agents_zero(bench) -> None:
     verdict = bench.verdicts(task, {"": appended(bench, task, "while True:\n    pass")})[""]
     assert verdict.reward == 0.0
     assert verdict.report["reason"] == "tests fail"
+    assert "repeated_after" not in verdict.report
 
 
 def test_too_much_memory_and_too_much_time_are_the_agents_zero(bench) -> None:
@@ -209,6 +218,42 @@ def test_too_much_memory_and_too_much_time_are_the_agents_zero(bench) -> None:
     verdict = bench.with_provider(lambda provider: hasty.verify(task, sleepy, provider))
     assert verdict.reward == 0.0
     assert verdict.report["reason"].startswith("the tests ran past")
+    assert verdict.report["repeated_after"].startswith("2 s with 0.")
+
+
+class StallsOnce:
+    """A provider in whose first sandbox the test runner gets no CPU."""
+
+    def __init__(self, provider: SandboxProvider) -> None:
+        self._provider = provider
+        self.started = 0
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await self._provider.start(spec)
+        self.started += 1
+        if self.started == 1:
+            put = sandbox.put
+
+            async def put_stalled(files: Any, *, base: str | None = None) -> None:
+                stalled = {"runtests": b"#!/bin/sh\nsleep 30\n"} if "runtests" in files else {}
+                await put({**files, **stalled}, base=base)
+
+            vars(sandbox)["put"] = put_stalled
+        return sandbox
+
+
+def test_a_stall_of_the_host_costs_no_reward(bench) -> None:
+    task = bench.task()
+    hasty = SweBench(SweBenchConfig(verify_timeout_s=2.0))
+    gold = Submission(bench.environment.instance(task).patch)
+
+    async def scenario(provider: SandboxProvider) -> tuple[Verdict, int]:
+        stalling: Any = StallsOnce(provider)
+        return await hasty.verify(task, gold, stalling), stalling.started
+
+    verdict, started = bench.with_provider(scenario)
+    assert (verdict.reward, started) == (1.0, 2)
+    assert verdict.report["repeated_after"].startswith("2 s with 0.")
 
 
 @pytest.mark.parametrize(
