@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from harness.statistics import binomial_standard_error
-
 # (heading, metric, form)
 _COLUMNS = (
     ("update", "update", "{:.0f}"),
@@ -106,13 +104,10 @@ class Display:
 
 
 def _solve_rate(accuracy: Mapping[str, Any], name: str) -> str:
-    rate, samples = accuracy[name], accuracy["tasks"] * accuracy["samples_per_task"]
-    if rate is None or not samples:
+    rate, error = accuracy[name], accuracy.get(f"{name}_standard_error")
+    if rate is None:
         return "-"
-    error = accuracy.get(f"{name}_standard_error")
-    if error is None:
-        error = binomial_standard_error(rate, samples)
-    return f"{rate:.1%} +- {error:.1%}"
+    return f"{rate:.1%}" if error is None else f"{rate:.1%} +- {error:.1%}"
 
 
 def closing_table(summary: Mapping[str, Any]) -> Table:

@@ -52,7 +52,10 @@ def test_a_terminal_gets_a_live_panel_that_leaves_nothing_behind() -> None:
 
 def test_the_closing_table_fits_eighty_columns_and_says_before_and_after() -> None:
     summary = blank_summary(compose(["schedule=stream"]))
-    summary["accuracy"] |= {"initial": 0.25, "final": 0.5, "tasks": 64}
+    summary["accuracy"] |= {
+        "initial": 0.25, "initial_standard_error": 0.054,
+        "final": 0.5, "final_standard_error": 0.0625, "tasks": 64,
+    }  # fmt: skip
     summary["infrastructure_errors"] = {"start": 2}
     stream = _ascii_stream()
     print_closing_table(summary, Path("outputs/summary.json"), stream)

@@ -53,7 +53,7 @@ def test_the_last_figures_are_the_summary_s(uri: str, tmp_path: Path) -> None:
     run = _runs(uri)["one"]
     assert run.info.status == "FINISHED"
     assert run.data.metrics["idle/learner"] == 0.25
-    assert run.data.metrics["budget/limit"] == 15
+    assert run.data.metrics["budget/limit"] == 20
     assert run.data.params["rollout.group_size"] == "8"
     assert run.data.tags["schedule"] == "stream"
     assert run.data.tags["status"] == "finished"

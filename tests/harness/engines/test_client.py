@@ -9,7 +9,7 @@ import pytest
 from harness.cluster.local import WorkerError
 from harness.engines.client import TorchEngineClient
 from harness.engines.torch_engine import TorchEngine
-from harness.protocols import Generation
+from harness.protocols import Generation, UsageError
 
 
 def ask(session: str, prompt: list[int], new: int) -> Generation:
@@ -57,5 +57,5 @@ def test_a_missing_policy_is_reported_at_start(tmp_path: Path) -> None:
         finally:
             await client.close()
 
-    with pytest.raises(WorkerError, match=r"no config\.json"):
+    with pytest.raises(UsageError, match=r"no config\.json"):
         asyncio.run(scenario())
