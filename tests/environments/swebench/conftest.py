@@ -54,6 +54,13 @@ class Bench:
 
         return self.with_provider(scenario)
 
+    async def solve(self, task: Task, sandbox: Sandbox, commands: list[str]) -> Submission:
+        """What is collected after `commands`, each of which must succeed."""
+        for command in commands:
+            result = await sandbox.exec(command, timeout_s=20)
+            assert result.exit_code == 0, result.output
+        return await self.environment.collect(task, sandbox)
+
     def verdicts(self, task: Task, patches: Mapping[str, str]) -> dict[str, Verdict]:
         """The verdict on each named patch of one task."""
 
