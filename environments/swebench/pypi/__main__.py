@@ -22,6 +22,8 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status: 0 built (one JSON line on standard output), 2 usage error, 1 other failure,
     130 and 143 where SIGINT or SIGTERM ended it."""
     start = time.monotonic()
+    # Also where a shell started this in the background and had SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         options = _options(arguments)
