@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.protocols import Clock, Event, Group, GroupClosed
 
@@ -12,20 +12,29 @@ class LiveBatch:
     schedule waits only here, so this is where a broken rollout, or the end of a time budget,
     reaches it."""
 
-    def __init__(self, index: int, version: int, groups: Sequence[Group], clock: Clock) -> None:
+    def __init__(
+        self,
+        index: int,
+        version: int,
+        groups: Sequence[Group],
+        clock: Clock,
+        record: Callable[[Event], None] = lambda event: None,
+    ) -> None:
         self.index = index
         self.version = version
         self.groups = groups
         self.started_s = clock.now()
         self.last_event_s = self.started_s
         self._clock = clock
+        self._record = record
         self._queue = clock.queue()
         self._open = len(groups)
         self._failure: BaseException | None = None
         self._ended = False
 
     def emit(self, event: Event) -> None:
-        """Sequence an event; the last group's close ends the batch."""
+        """Sequence an event, which `record` sees first; the last group's close ends the batch."""
+        self._record(event)
         self.last_event_s = self._clock.now()
         self._queue.put_nowait(event)
         if isinstance(event, GroupClosed):

@@ -47,8 +47,5 @@ class WallClock:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    def semaphore(self, slots: int) -> asyncio.Semaphore:
-        return asyncio.Semaphore(slots)
-
     def queue(self) -> asyncio.Queue[Any]:
         return asyncio.Queue()

@@ -6,8 +6,7 @@ Environment-side nouns are re-exported from environments.protocols.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -281,10 +280,6 @@ class Learner(Protocol):
         """Write the weights; returns (path, version)."""
         ...
 
-    async def save(self, path: str) -> None:
-        """Save a snapshot of the weights in the policy's own format."""
-        ...
-
     async def drain_intervals(self) -> list[Interval]: ...
 
     async def close(self) -> None: ...
@@ -306,8 +301,6 @@ class Clock(Protocol):
     async def cancel_all(self) -> None:
         """Cancel what was spawned and still runs, and wait until each has cleaned up."""
         ...
-
-    def semaphore(self, slots: int) -> AbstractAsyncContextManager[Any]: ...
 
     def queue(self) -> Any:
         """An unbounded first-in first-out queue with put_nowait, get, get_nowait, empty."""
@@ -352,6 +345,3 @@ class Schedule(Protocol):
     def release(self) -> Release | None: ...
 
     async def run(self, run: Run) -> None: ...
-
-
-Verb = Callable[..., Awaitable[Any]]

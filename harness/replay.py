@@ -65,26 +65,19 @@ class Replay:
             Group(index * len(recorded) + k, ts[0].task_id, ts[0].difficulty)
             for k, ts in enumerate(recorded.values())
         ]
-        batch = LiveBatch(index, version, groups, self._clock)
-
-        def emit(event: Event) -> None:
-            record(event)
-            batch.emit(event)
-
+        batch = LiveBatch(index, version, groups, self._clock, record)
         for group, originals in zip(groups, recorded.values(), strict=True):
-            self._clock.spawn(self._group(batch, emit, group, originals), f"group-{group.group}")
+            self._clock.spawn(self._group(batch, group, originals), f"group-{group.group}")
         return batch
 
-    async def _group(
-        self, batch: LiveBatch, emit: Emit, group: Group, originals: Sequence[Trajectory]
-    ) -> None:
+    async def _group(self, batch: LiveBatch, group: Group, originals: Sequence[Trajectory]) -> None:
         lives = [
-            self._clock.spawn(self._live(original, group.group, emit), original.trajectory_id)
+            self._clock.spawn(self._live(original, group.group, batch.emit), original.trajectory_id)
             for original in sorted(originals, key=lambda t: t.index)
         ]
         try:
             group.trajectories = [await life for life in lives]
-            emit(GroupClosed(group))
+            batch.emit(GroupClosed(group))
         except Exception as error:  # a defect: it must end the run
             batch.fail(error)
 

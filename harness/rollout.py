@@ -95,22 +95,15 @@ class Rollouts:
         before the schedule does."""
         first = index * len(tasks)
         groups = [Group(first + k, task.task_id, task.difficulty) for k, task in enumerate(tasks)]
-        batch = LiveBatch(index, version, groups, self._clock)
-
-        def emit(event: Event) -> None:
-            record(event)
-            batch.emit(event)
-
+        batch = LiveBatch(index, version, groups, self._clock, record)
         for group, task in zip(groups, tasks, strict=True):
-            self._clock.spawn(self._group(batch, emit, group, task, seed), f"group-{group.group}")
+            self._clock.spawn(self._group(batch, group, task, seed), f"group-{group.group}")
         return batch
 
-    async def _group(
-        self, batch: LiveBatch, emit: Emit, group: Group, task: Task, seed: int
-    ) -> None:
+    async def _group(self, batch: LiveBatch, group: Group, task: Task, seed: int) -> None:
         lives = [
             self._clock.spawn(
-                self.run(task, group.group, i, derive_seed(seed, group.group, i), emit),
+                self.run(task, group.group, i, derive_seed(seed, group.group, i), batch.emit),
                 f"trajectory-{group.group}-{i}",
             )
             for i in range(self._limits.group_size)
@@ -119,7 +112,7 @@ class Rollouts:
             ended = [await life for life in lives]
             group.dropped = any(t is None for t in ended)
             group.trajectories = [] if group.dropped else [t for t in ended if t is not None]
-            emit(GroupClosed(group))
+            batch.emit(GroupClosed(group))
         except Exception as error:  # a defect, not an infrastructure failure: it must end the run
             batch.fail(error)
 

@@ -98,7 +98,6 @@ class Training:
         self._version = version
         self._last_loss: InfrastructureKind = "start"
         self._tokens_before = 0
-        self.weights: str | None = None
         self.rows: list[Row] = []
         self.lost = 0
         self.tokens_trained = 0
@@ -169,7 +168,7 @@ class Training:
             )
         path, version = await self.learner.publish()
         await self._engine.update_weights(path, version)
-        self._version, self.weights = version, path
+        self._version = version
         drained = await self.drain()
         self.budget.counters.updates += 1
         row = self._row(batch, stats, drained)

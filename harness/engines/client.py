@@ -52,6 +52,3 @@ class TorchEngineClient:
 
     async def close(self) -> None:
         await self._worker.close()
-
-    def kill(self) -> None:
-        self._worker.kill()

@@ -73,14 +73,8 @@ class TorchLearnerClient:
     async def publish(self) -> tuple[str, int]:
         return await self._worker.call("publish")
 
-    async def save(self, path: str) -> None:
-        await self._worker.call("save", path)
-
     async def drain_intervals(self) -> list[Interval]:
         return await self._worker.call("drain_intervals")
 
     async def close(self) -> None:
         await self._worker.close()
-
-    def kill(self) -> None:
-        self._worker.kill()

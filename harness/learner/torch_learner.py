@@ -219,10 +219,6 @@ class TorchLearner:
         self._busy("publish", start_s)
         return str(path), self.version
 
-    def save(self, path: str) -> None:
-        """Weights alone, as one safetensors file (a snapshot at a budget mark)."""
-        save_file(self._named_weights(), path)
-
     def _named_weights(self) -> dict[str, torch.Tensor]:
         # named_parameters() lists a tied parameter once; the engine ties it again.
         return {n: p.detach().contiguous() for n, p in self.model.named_parameters()}

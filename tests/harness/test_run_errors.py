@@ -95,4 +95,6 @@ def test_sync_takes_no_other_rung() -> None:
 @pytest.mark.parametrize("schedule", ["sync", "stream"])
 @pytest.mark.parametrize("extra", [[], ["experiment=smoke"], ["tracking=none"]])
 def test_what_is_offered_is_valid(schedule: str, extra: list[str]) -> None:
-    validate(compose([f"schedule={schedule}", *extra]))
+    config = compose([f"schedule={schedule}", *extra])
+    validate(config)
+    assert config.schedule.name == schedule
