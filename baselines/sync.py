@@ -25,17 +25,10 @@ class Sync:
             while await batch.next() is not None:
                 pass
             await self._learn(run, batch)
-            stats = await run.learner.step(run.normaliser(batch))
+            stats = await run.step(batch)
             await run.finish_update(batch, stats)
 
     async def _learn(self, run: Run, batch: Batch) -> None:
-        advantages = {}
-        for group in batch.groups:
-            for trajectory, advantage in zip(
-                group.trajectories, run.advantages(group), strict=True
-            ):
-                if advantage != 0.0:
-                    advantages[trajectory.trajectory_id] = advantage
-        learnt = [t for g in batch.groups for t in g.trajectories if t.trajectory_id in advantages]
-        for chunk in run.chunks(learnt):
-            await run.learner.accumulate(chunk, [advantages[t.trajectory_id] for t in chunk])
+        learnt = {k: v for g in batch.groups for k, v in run.coefficients(g).items()}
+        for chunk in run.chunks([t for t, a in learnt.values() if run.matters(a)]):
+            await run.learner.accumulate(chunk, [learnt[t.trajectory_id][1] for t in chunk])

@@ -317,16 +317,28 @@ class Run(Protocol):
         weights. Asking for the next one closes the previous."""
         ...
 
-    def advantages(self, group: Group) -> list[float]:
-        """One advantage per surviving trajectory, in the group's order; all zero if degenerate."""
+    def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
+        """Trajectory id -> (trajectory, advantage) of what a closed group adds to the update; empty
+        where it adds nothing: dropped, or degenerate under an objective without reward-independent
+        terms. Trajectories that the objective masks are left out."""
+        ...
+
+    def enters(self, trajectory: Trajectory) -> bool:
+        """Whether the objective trains on this finished trajectory, whatever its reward."""
+        ...
+
+    def matters(self, advantage: float) -> bool:
+        """Whether a trajectory of this advantage has a gradient: not at 0, unless the objective has
+        reward-independent terms."""
         ...
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         """Pack trajectories, sorted by length, into backward passes of at most chunk_tokens."""
         ...
 
-    def normaliser(self, batch: Batch) -> float:
-        """Z of math.md section 1: known when every group is closed."""
+    async def step(self, batch: Batch) -> StepStats:
+        """One optimizer step with the batch's normaliser Z (math.md section 1: known when every
+        group is closed), after the parity check where one is due."""
         ...
 
     async def finish_update(self, batch: Batch, stats: StepStats) -> None:

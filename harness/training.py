@@ -144,17 +144,20 @@ class Training:
         place = group % self._groups_per_batch
         self._timeline.instant(f"group/{place:02d}", name, group=group, subject=subject)
 
-    def advantages(self, group: Group) -> list[float]:
-        rewards_G = [t.reward for t in group.trajectories if t.reward is not None]
-        if len(rewards_G) != len(group.trajectories):
-            raise ValueError(f"group {group.group}: closed with a reward missing")
-        return self._objective.advantages(rewards_G) if rewards_G else []
+    def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
+        return self._objective.coefficients(group)
+
+    def enters(self, trajectory: Trajectory) -> bool:
+        return self._objective.enters(trajectory)
+
+    def matters(self, advantage: float) -> bool:
+        return self._objective.regularised or advantage != 0.0
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return pack(trajectories, self._chunk_tokens)
 
-    def normaliser(self, batch: Batch) -> float:
-        return self._objective.normaliser(batch.groups)
+    async def step(self, batch: Batch) -> StepStats:
+        return await self.learner.step(self._objective.normaliser(batch.groups))
 
     async def finish_update(self, batch: Batch, stats: StepStats) -> None:
         """Publish and record. Raises BudgetEnded where a time budget ended meanwhile: such an
@@ -208,7 +211,7 @@ class Training:
         self.tokens_trained += trained
         self.staleness += ages
         rewards = [t.reward for t in kept if t.reward is not None]
-        degenerate = sum(not g.dropped and not any(self.advantages(g)) for g in batch.groups)
+        degenerate = sum(not g.dropped and self._objective.degenerate(g) for g in batch.groups)
         return {
             "update": self.budget.counters.updates,
             "version": stats.version,

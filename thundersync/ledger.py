@@ -36,17 +36,18 @@ class LedgerError(RuntimeError):
 class _OpenGroup:
     """What a group has committed so far. Bucket form: reward -> sum of H. Affine form: `centre` is
     the group's first reward c, `sum_0` = sum of H, `sum_1` = sum of (r - c) H (the shift
-    identity)."""
+    identity). `always`: the summed gradient of the reward-independent terms (math.md section 4)."""
 
     rewards: dict[str, float] = field(default_factory=dict)
     buckets: dict[float, Buffers] = field(default_factory=dict)
     centre: float = 0.0
     sum_0: Buffers | None = None
     sum_1: Buffers | None = None
+    always: Buffers | None = None
 
     def buffers(self) -> list[Buffers]:
-        affine = [b for b in (self.sum_0, self.sum_1) if b is not None]
-        return [*self.buckets.values(), *affine]
+        single = [b for b in (self.sum_0, self.sum_1, self.always) if b is not None]
+        return [*self.buckets.values(), *single]
 
 
 class GradientLedger:
@@ -65,23 +66,33 @@ class GradientLedger:
         self._dtype = dtype
         self._bucket_cap = bucket_cap
         self._groups: dict[int, _OpenGroup] = {}
-        self._pending: dict[str, tuple[int, Buffers]] = {}
+        self._pending: dict[str, tuple[int, Buffers, Buffers | None]] = {}
         self._seen: set[str] = set()
         self.buffers_peak = 0
         self.bytes_peak = 0
 
-    def capture(self, group: int, trajectory_ids: Sequence[str], gradients: Buffers) -> None:
-        """Take over the gradient of the summed score of `trajectory_ids` (one group), pending. The
-        caller gives the tensors away. Several ids must be committed with one reward."""
+    def capture(
+        self,
+        group: int,
+        trajectory_ids: Sequence[str],
+        gradients: Buffers,
+        always: Buffers | None = None,
+    ) -> None:
+        """Take over the gradient of the summed score of `trajectory_ids` (one group), pending, and
+        `always`, that of their reward-independent terms: it enters with coefficient 1 when the
+        group is folded, whatever the advantages. The caller gives the tensors away. Several ids
+        must be committed with one reward."""
         repeated = [t for t in trajectory_ids if t in self._seen]
         if repeated:
             raise LedgerError(f"{repeated[0]}: captured before; a trajectory enters once")
-        if not all(math.isfinite(n) for n in foreach_norm(gradients)):
+        held = gradients if always is None else [*gradients, *always]
+        if not all(math.isfinite(n) for n in foreach_norm(held)):
             raise LedgerError(f"{', '.join(trajectory_ids)}: the score gradient is not finite")
         self._seen.update(trajectory_ids)
         if self._dtype is not None:
             gradients = [g.to(self._dtype) for g in gradients]
-        self._pending[",".join(trajectory_ids)] = (group, gradients)
+            always = None if always is None else [g.to(self._dtype) for g in always]
+        self._pending[",".join(trajectory_ids)] = (group, gradients, always)
         self._account()
 
     def commit(self, trajectory_ids: Sequence[str], reward: float) -> None:
@@ -89,7 +100,7 @@ class GradientLedger:
         if not math.isfinite(reward):
             raise LedgerError(f"{', '.join(trajectory_ids)}: reward {reward} is not finite")
         try:
-            number, gradients = self._pending.pop(",".join(trajectory_ids))
+            number, gradients, always = self._pending.pop(",".join(trajectory_ids))
         except KeyError:
             raise LedgerError(f"{', '.join(trajectory_ids)}: no pending capture") from None
         group = self._groups.setdefault(number, _OpenGroup())
@@ -107,6 +118,10 @@ class GradientLedger:
             )
         else:
             group.buckets[reward] = gradients
+        if always is not None and group.always is not None:
+            foreach_add_(group.always, always)
+        else:
+            group.always = group.always or always
         group.rewards.update(dict.fromkeys(trajectory_ids, reward))
         self._account()
 
@@ -159,6 +174,10 @@ class GradientLedger:
         for reward, value in coefficients.values():
             if advantage.setdefault(reward, value) != value:
                 raise LedgerError(f"group {number}: equal rewards {reward} got two advantages")
+        if group.always is not None:
+            foreach_add_(total, group.always)
+        if not any(advantage.values()):
+            return  # degenerate: the policy term alone is dropped
         for reward, buffers in group.buckets.items():
             foreach_add_(total, buffers, alpha=advantage[reward])
         if group.sum_0 is not None:
@@ -183,7 +202,7 @@ class GradientLedger:
 
     def _account(self) -> None:
         held = [b for g in self._groups.values() for b in g.buffers()]
-        held += [gradients for _, gradients in self._pending.values()]
+        held += [b for _, *pair in self._pending.values() for b in pair if b is not None]
         self.buffers_peak = max(self.buffers_peak, len(held))
         size = sum(t.numel() * t.element_size() for buffers in held for t in buffers)
         self.bytes_peak = max(self.bytes_peak, size)

@@ -153,16 +153,20 @@ class RecordedRun:
         for batch in self._batches:
             yield batch
 
-    def advantages(self, group: Group) -> list[float]:
-        return self._objective.advantages(
-            [t.reward for t in group.trajectories if t.reward is not None]
-        )
+    def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
+        return self._objective.coefficients(group)
+
+    def enters(self, trajectory: Trajectory) -> bool:
+        return self._objective.enters(trajectory)
+
+    def matters(self, advantage: float) -> bool:
+        return self._objective.regularised or advantage != 0.0
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return self._pack(trajectories, self._chunk_tokens)
 
-    def normaliser(self, batch: Any) -> float:
-        return self._objective.normaliser(batch.groups)
+    async def step(self, batch: Any) -> StepStats:
+        return await self.learner.step(self._objective.normaliser(batch.groups))
 
     async def finish_update(self, batch: Any, stats: StepStats) -> None:
         """The weights stay in the learner: nobody else needs them."""

@@ -34,7 +34,7 @@ class Stream:
             while await self._listen(batch, hand):
                 await self._work(run, hand)
             await self._close(run, hand)
-            stats = await run.learner.step(run.normaliser(batch))
+            stats = await run.step(batch)
             await run.finish_update(batch, stats)
 
     async def _listen(self, batch: Batch, hand: Hand) -> bool:
@@ -69,7 +69,10 @@ class Stream:
         """The oldest released trajectory, packed with its group's others of the same reward; alone
         while its reward is unknown."""
         full = self._max_open is not None and len(hand.captured) >= self._max_open
-        ready = [t for t in hand.released if not full or t.group in hand.captured]
+        ready = [
+            t for t in hand.released
+            if run.enters(t) and (not full or t.group in hand.captured)
+        ]  # fmt: skip
         if not ready:
             hand.released.clear()  # they wait for their group's close
             return []
@@ -83,18 +86,17 @@ class Stream:
         """Fold every closed group; what was not captured is added with its final advantage."""
         late: dict[str, tuple[Trajectory, float]] = {}
         for group in hand.closed:
-            advantages = run.advantages(group)
+            known = run.coefficients(group)
             captured = hand.captured.pop(group.group, set())
-            if not any(advantages):
+            if not known:
                 await self._drop(run, hand, group, captured)
                 continue
-            known = {
-                t.trajectory_id: (t, a) for t, a in zip(group.trajectories, advantages, strict=True)
-            }
-            late |= {k: (t, a) for k, (t, a) in known.items() if a != 0.0 and k not in captured}
             if captured:
                 coefficients = {k: (_reward(t), a) for k, (t, a) in known.items()}
                 await run.learner.fold(FoldSpec(group.group, coefficients))
+            late |= {
+                k: (t, a) for k, (t, a) in known.items() if k not in captured and run.matters(a)
+            }
         hand.closed.clear()
         for chunk in run.chunks([t for t, _ in late.values()]):
             await run.learner.accumulate(chunk, [late[t.trajectory_id][1] for t in chunk])

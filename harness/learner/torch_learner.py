@@ -18,11 +18,10 @@ from safetensors.torch import save_file
 from torch import (
     _foreach_norm as foreach_norm,  # pyright: ignore[reportPrivateImportUsage]
 )
-from torch.nn.functional import log_softmax
 
 from harness.cluster.worker import load
 from harness.learner.client import ScoredTokens
-from harness.objectives.estimators import AGGREGATIONS
+from harness.learner.scoring import Scorer
 from harness.policy.load import load_for_training
 from harness.protocols import FoldSpec, Interval, StepStats
 
@@ -64,8 +63,7 @@ class TorchLearner:
         self._ledger = load(ledger)(dtype=self._dtype if storage != dtype else None, **options)
         self._total: Buffers | None = None
         self._folder = Path(publish_folder)
-        self._temperature = temperature
-        self._weight = AGGREGATIONS[aggregation].weight
+        self._scorer = Scorer(self.model, temperature, aggregation)
         self._intervals: list[Interval] = []
         self.version = 0
 
@@ -75,39 +73,41 @@ class TorchLearner:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def _score(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> torch.Tensor:
-        """Sum over rows of coefficient x sum over action tokens of log pi. Right padding needs no
-        attention mask under causal attention; logits are made at action positions only."""
-        length = max(len(r.tokens_T) for r in rows)
-        tokens = torch.zeros(len(rows), length, dtype=torch.long)
-        mask = torch.zeros(len(rows), length, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            tokens[i, : len(row.tokens_T)] = torch.tensor(row.tokens_T)
-            mask[i, : len(row.tokens_T)] = torch.tensor(row.action_mask_T, dtype=torch.bool)
-        hidden = self.model.base_model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-        predicts = mask[:, 1:]
-        logits = self.model.get_output_embeddings()(hidden[predicts])
-        targets = tokens[:, 1:][predicts]
-        logprobs = log_softmax(logits / self._temperature, -1).gather(1, targets[:, None])[:, 0]
-        weights = torch.tensor(coefficients, dtype=logprobs.dtype)
-        return (logprobs * weights[:, None].expand_as(predicts)[predicts]).sum()
+    def _backward(self, *terms: torch.Tensor | None) -> list[Buffers]:
+        """A fresh gradient of each term, given away to the caller; zeros for None. The terms may
+        share one graph, which is freed with the last."""
+        present = [t for t in terms if t is not None]
+        made: list[Buffers] = []
+        for term in terms:
+            for parameter in self._parameters:
+                parameter.grad = None
+            if term is not None:
+                term.backward(retain_graph=term is not present[-1])
+            made.append(
+                [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+            )
+        for parameter in self._parameters:
+            parameter.grad = None
+        return made
 
-    def _gradients(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Buffers:
-        """A fresh gradient of the weighted score, given away to the caller."""
-        rows_with_actions = [
-            (r, c) for r, c in zip(rows, coefficients, strict=True) if any(r.action_mask_T)
-        ]
-        for parameter in self._parameters:
-            parameter.grad = None
-        if rows_with_actions:
-            kept, weights = zip(*rows_with_actions, strict=True)
-            lengths = [sum(r.action_mask_T) for r in kept]
-            scaled = [c * self._weight(n) for c, n in zip(weights, lengths, strict=True)]
-            self._score(kept, scaled).backward()
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
-        return gradients
+    def _weighted(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Buffers:
+        """The whole objective's gradient of `rows`, in one backward."""
+        score = self._scorer(rows, coefficients)
+        if score is None:
+            return self._backward(None)[0]
+        always = score.always
+        return self._backward(score.policy if always is None else score.policy + always)[0]
+
+    def _captured(self, rows: Sequence[ScoredTokens]) -> tuple[Buffers, Buffers | None]:
+        """The score gradient H of `rows` and, apart from it, that of the reward-independent terms
+        (None where the objective has none)."""
+        score = self._scorer(rows, [1.0] * len(rows))
+        if score is None:
+            return self._backward(None)[0], None
+        if score.always is None:
+            return self._backward(score.policy)[0], None
+        gradients, always = self._backward(score.policy, score.always)
+        return gradients, always
 
     def _add_to_total(self, gradients: Buffers) -> None:
         if self._total is not None:
@@ -129,13 +129,14 @@ class TorchLearner:
 
     def accumulate(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> None:
         """Final-first (math.md section 2): one weighted backward straight into the total. A
-        coefficient of exactly 0 costs nothing."""
+        coefficient of exactly 0 costs nothing, unless there are reward-independent terms."""
         start_s = time.monotonic()
-        used = [(r, c) for r, c in zip(rows, coefficients, strict=True) if c != 0.0]
+        regularised = self._scorer.regularised
+        used = [(r, c) for r, c in zip(rows, coefficients, strict=True) if regularised or c != 0.0]
         if not used:
             return
         kept, weights = zip(*used, strict=True)
-        gradients = self._gradients(kept, weights)
+        gradients = self._weighted(kept, weights)
         if not all(map(math.isfinite, foreach_norm(gradients))):
             names = ", ".join(r.trajectory_id for r in kept)
             raise ValueError(f"{names}: the gradient is not finite; the update is refused")
@@ -152,7 +153,7 @@ class TorchLearner:
         for (group, _), part in parts.items():
             start_s = time.monotonic()
             ids = [r.trajectory_id for r in part]
-            self._ledger.capture(group, ids, self._gradients(part, [1.0] * len(part)))
+            self._ledger.capture(group, ids, *self._captured(part))
             if part[0].reward is not None:
                 self._ledger.commit(ids, part[0].reward)
             self._busy("capture", start_s, part)

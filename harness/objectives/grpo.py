@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from harness.config import ObjectiveConfig
 from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS, centred, deviation
-from harness.protocols import Group, UsageError
+from harness.protocols import Group, Trajectory, UsageError
 
 
 class Grpo:
@@ -37,6 +37,7 @@ class Grpo:
             )
         self._epsilon = config.epsilon
         self._constant = float(config.constant_tokens)
+        self.regularised = False
 
     def advantages(self, rewards_G: Sequence[float]) -> list[float]:
         """One advantage per trajectory. Degenerate means max == min, never a small deviation; then,
@@ -47,6 +48,29 @@ class Grpo:
         if small or max(rewards_G) == min(rewards_G):
             return [0.0] * len(rewards_G)
         return self._estimator.advantages(rewards_G, self._epsilon)
+
+    def _of(self, group: Group) -> list[float]:
+        """The advantages of a closed group's survivors, in their order."""
+        rewards_G = [t.reward for t in group.trajectories if t.reward is not None]
+        if len(rewards_G) != len(group.trajectories):
+            raise ValueError(f"group {group.group}: closed with a reward missing")
+        return self.advantages(rewards_G) if rewards_G else []
+
+    def degenerate(self, group: Group) -> bool:
+        """Whether the group has no policy term."""
+        return not any(self._of(group))
+
+    def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
+        """Trajectory id -> (trajectory, advantage) of what the group adds to the update."""
+        values = self._of(group)
+        if not (self.regularised or any(values)):
+            return {}
+        pairs = zip(group.trajectories, values, strict=True)
+        return {t.trajectory_id: (t, a) for t, a in pairs if self.enters(t)}
+
+    def enters(self, trajectory: Trajectory) -> bool:
+        """Whether the update trains on this trajectory, whatever its reward."""
+        return True
 
     def normaliser(self, groups: Sequence[Group]) -> float:
         """Z, known when every group is closed. Tokens and sequences of all surviving trajectories
