@@ -26,7 +26,8 @@ from environments.protocols import (
 
 __all__ = [
     "Batch", "Clock", "Completion", "Engine", "Environment", "Event", "ExecResult", "FoldSpec",
-    "Generation", "Group", "GroupClosed", "InfrastructureError", "Interval", "Learner", "Release",
+    "Generation", "Group", "GroupClosed", "InfrastructureError", "Interval", "Learner",
+    "ParityFigures", "Release",
     "RewardArrived", "Sandbox", "SandboxProvider", "SandboxSpec", "Schedule", "StepStats",
     "Submission", "Task", "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn",
     "TurnFinished", "UsageError", "Verdict", "VersionSpan",
@@ -236,6 +237,18 @@ class StepStats:
 
 
 @dataclass(frozen=True)
+class ParityFigures:
+    """One checked update (math.md section 6): relative gradient error of the schedule's update
+    against the synchronous one and, after one optimizer step along each, the parameter gap; both
+    with their control. None where the synchronous update is zero."""
+
+    gradient_relative_error: float | None
+    control_relative_error: float | None
+    parameter_gap: float | None
+    control_parameter_gap: float | None
+
+
+@dataclass(frozen=True)
 class FoldSpec:
     """A closed group's coefficients: trajectory id -> (reward, advantage), survivors only."""
 
@@ -274,6 +287,18 @@ class Learner(Protocol):
 
     async def step(self, normaliser: float) -> StepStats:
         """total / normaliser -> clip -> optimizer; the totals and ledgers must then be empty."""
+        ...
+
+    async def parity_begin(self, normaliser: float) -> None:
+        """Set the accumulated update aside; what `accumulate` makes now is compared with it."""
+        ...
+
+    async def parity_add(self) -> None:
+        """Compare what was accumulated since, and clear it; the first is the reference."""
+        ...
+
+    async def parity_end(self) -> ParityFigures:
+        """Put the update back that was set aside."""
         ...
 
     async def publish(self) -> tuple[str, int]:

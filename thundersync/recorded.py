@@ -23,6 +23,7 @@ from harness.protocols import (
     FoldSpec,
     Group,
     GroupClosed,
+    ParityFigures,
     RewardArrived,
     Schedule,
     StepStats,
@@ -125,6 +126,15 @@ class InlineLearner:
 
     async def drop(self, group: int) -> None:
         self.service.drop(group)
+
+    async def parity_begin(self, normaliser: float) -> None:
+        self.service.parity_begin(normaliser)
+
+    async def parity_add(self) -> None:
+        self.service.parity_add()
+
+    async def parity_end(self) -> ParityFigures:
+        return self.service.parity_end()
 
     async def step(self, normaliser: float) -> StepStats:
         direction = self.service.update_direction(normaliser)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.cluster.local import Worker
-from harness.protocols import FoldSpec, Interval, StepStats, Trajectory
+from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats, Trajectory
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,15 @@ class TorchLearnerClient:
 
     async def step(self, normaliser: float) -> StepStats:
         return await self._worker.call("step", normaliser)
+
+    async def parity_begin(self, normaliser: float) -> None:
+        await self._worker.call("parity_begin", normaliser)
+
+    async def parity_add(self) -> None:
+        await self._worker.call("parity_add")
+
+    async def parity_end(self) -> ParityFigures:
+        return await self._worker.call("parity_end")
 
     async def publish(self) -> tuple[str, int]:
         return await self._worker.call("publish")

@@ -21,9 +21,10 @@ from torch import (
 
 from harness.cluster.worker import load
 from harness.learner.client import ScoredTokens
+from harness.learner.parity_bench import ParityBench
 from harness.learner.scoring import Scorer
 from harness.policy.load import load_for_training
-from harness.protocols import FoldSpec, Interval, StepStats
+from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats
 
 Buffers = list[torch.Tensor]
 
@@ -49,9 +50,9 @@ class TorchLearner:
         torch.use_deterministic_algorithms(True)
         self.model = load_for_training(Path(policy), getattr(torch, dtype))
         self.model.train()
-        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
             lr=optimizer["learning_rate"],
             betas=(optimizer["beta1"], optimizer["beta2"]),
             weight_decay=optimizer["weight_decay"],
@@ -79,14 +80,14 @@ class TorchLearner:
         present = [t for t in terms if t is not None]
         made: list[Buffers] = []
         for term in terms:
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 parameter.grad = None
             if term is not None:
                 term.backward(retain_graph=term is not present[-1])
             made.append(
-                [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+                [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
             )
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         return made
 
@@ -167,7 +168,7 @@ class TorchLearner:
     def fold(self, spec: FoldSpec) -> None:
         start_s = time.monotonic()
         if self._total is None:
-            self._total = [torch.zeros_like(p, dtype=self._dtype) for p in self._parameters]
+            self._total = [torch.zeros_like(p, dtype=self._dtype) for p in self.parameters]
         self._ledger.fold(spec.group, spec.coefficients, self._total)
         self._busy("fold", start_s, groups=[spec.group])
 
@@ -177,7 +178,7 @@ class TorchLearner:
     def update_direction(self, normaliser: float) -> Buffers:
         """Delta of math.md section 1 (ascent), without a step; the total is kept."""
         if self._total is None:
-            return [torch.zeros_like(p) for p in self._parameters]
+            return [torch.zeros_like(p) for p in self.parameters]
         return [t / normaliser for t in self._total]
 
     def step(self, normaliser: float) -> StepStats:
@@ -186,27 +187,59 @@ class TorchLearner:
         on."""
         start_s = time.monotonic()
         self._ledger.end_of_update()
-        norm, clipped = 0.0, False
-        if self._total is not None:
-            for parameter, total in zip(self._parameters, self._total, strict=True):
-                parameter.grad = (total / -normaliser).to(parameter.dtype)
-            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._clip))
-            clipped = norm > self._clip
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
-            self._total = None
+        norm = self.apply(normaliser)
+        self._total = None
         self.version += 1
         stats = StepStats(
             version=self.version,
             gradient_norm=norm,
-            clipped=clipped,
-            learning_rate=self._optimizer.param_groups[0]["lr"],
+            clipped=norm > self._clip,
+            learning_rate=self.optimizer.param_groups[0]["lr"],
             ledger_buffers_peak=self._ledger.buffers_peak,
             ledger_bytes_peak=self._ledger.bytes_peak,
         )
         self._ledger.reset_peaks()
         self._busy("step", start_s)
         return stats
+
+    def apply(self, normaliser: float) -> float:
+        """The optimizer's step along the accumulated total, which is kept; returns the norm of the
+        gradient before clipping (0 where nothing was accumulated, and then there is no step)."""
+        if self._total is None:
+            return 0.0
+        for parameter, total in zip(self.parameters, self._total, strict=True):
+            parameter.grad = (total / -normaliser).to(parameter.dtype)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._clip))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    # -- the parity check --------------------------------------------------------------------------
+
+    def parity_begin(self, normaliser: float) -> None:
+        """Set the accumulated update aside and open a bench; `accumulate` then fills others."""
+        self._bench = ParityBench(self, normaliser)
+
+    def parity_add(self) -> None:
+        """Compare the update accumulated since, and clear it."""
+        self._bench.add()
+
+    def parity_end(self) -> ParityFigures:
+        """Put the set-aside update back."""
+        return self._bench.end()
+
+    def set_aside(self) -> tuple[Buffers | None, list[Interval]]:
+        """Take the total and the busy intervals out of the learner; `put_back` undoes it."""
+        kept = self._total, self._intervals
+        self._total, self._intervals = None, []
+        return kept
+
+    def put_back(self, kept: tuple[Buffers | None, list[Interval]]) -> None:
+        self._total, self._intervals = kept
+
+    def norm(self, buffers: Buffers) -> float:
+        """Euclidean norm of a gradient or of a difference of weights."""
+        return math.sqrt(math.fsum(float(n) ** 2 for n in foreach_norm(buffers)))
 
     def publish(self) -> tuple[str, int]:
         """Write the weights for the engine, atomically; the previous file is removed."""
