@@ -39,14 +39,81 @@ class AgentConfig:
 
 
 @dataclass
+class KlConfig:
+    """KL to the weights that training started from; `coefficient` 0 loads no reference. k2's
+    gradient is that of KL(policy || reference), k3's that of KL(reference || policy); k1 is for the
+    reward."""
+
+    coefficient: float = 0.0
+    estimator: str = "k2"
+    place: str = "loss"
+
+
+@dataclass
+class EntropyConfig:
+    """A bonus on the entropy at the scoring temperature, over the full vocabulary."""
+
+    coefficient: float = 0.0
+    estimator: str = "full"
+
+
+@dataclass
+class ImportanceConfig:
+    """Detached weights from the ratio learner / engine, of a token or of the whole trajectory
+    (product): truncate is min(ratio, high); mask is the ratio inside [low, high] and 0 outside."""
+
+    kind: str = "none"
+    level: str = "token"
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass
+class ClipConfig:
+    """Bounds that `kind` does not use stay null. With `old_logprobs=same_forward` the ratio is 1
+    and no clip is active; `form` says how GSPO meets per-token weights, `bound` is CISPO's largest
+    ratio itself (not ratio - 1)."""
+
+    kind: str = "none"
+    low: float | None = None
+    high: float | None = None
+    dual: float | None = None
+    bound: float | None = None
+    form: str | None = None
+    old_logprobs: str = "same_forward"
+
+
+@dataclass
+class OverlongConfig:
+    """`mask` leaves trajectories that a limit ended out of the update; whether their rewards stay
+    in the group's mean, and their tokens and sequences in the normaliser, is said apart."""
+
+    mask: bool = False
+    in_group_mean: bool = True
+    in_normaliser: bool = True
+
+
+@dataclass
 class ObjectiveConfig:
-    """What is maximised, in the terms of the mathematics note, sections 2 and 4."""
+    """What is maximised, in the terms of the mathematics note, sections 2 and 4;
+    docs/exactness.md says of every option whether it can be streamed exactly, and why."""
 
     name: str = "grpo"
     estimator: str = "mean_std_population"
     aggregation: str = "token_mean"
     epsilon: float = 1e-6
     constant_tokens: int = 512  # tokens a sequence is divided by under aggregation=constant
+    kl: KlConfig = field(default_factory=KlConfig)
+    entropy: EntropyConfig = field(default_factory=EntropyConfig)
+    importance: ImportanceConfig = field(default_factory=ImportanceConfig)
+    clip: ClipConfig = field(default_factory=ClipConfig)
+    overlong: OverlongConfig = field(default_factory=OverlongConfig)
+    advantage_mask: str = "none"
+    dynamic_sampling: str = "none"  # filter: a degenerate group leaves the update altogether
+    normaliser_scope: str = "batch"
+    epochs: int = 1
+    minibatches: int = 1
+    router_balance: float = 0.0  # coefficient of a mixture-of-experts balance loss
 
 
 @dataclass
@@ -62,11 +129,27 @@ class RolloutConfig:
 
 
 @dataclass
+class LoraConfig:
+    """Low-rank adapters W + alpha/rank B A on the linear layers named `targets`, the only trainable
+    weights; rank 0 trains every weight."""
+
+    rank: int = 0
+    alpha: float = 16.0
+    dropout: float = 0.0  # only 0: a dropped unit would depend on the batching
+    targets: list[str] = field(
+        default_factory=lambda: [
+            "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+        ]
+    )  # fmt: skip
+
+
+@dataclass
 class PolicyConfig:
-    """`path` is a folder in the policy's own format; null takes the bundled weights."""
+    """`path` is a Hugging Face folder; null takes the weights that `name` stands for."""
 
     name: str = "tiny"
     path: str | None = None
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass
@@ -82,6 +165,7 @@ class LearnerConfig:
     beta2: float = 0.95
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
+    dropout: float = 0.0  # the model's own rates are set to this
     dtype: str = "float32"
 
 
@@ -138,6 +222,7 @@ class ParityConfig:
     """Check streamed against synchronous gradients every so many updates; 0 is never."""
 
     every: int = 0
+    permutations: int = 20  # of the control: synchronous updates with rows permuted
 
 
 @dataclass
@@ -191,3 +276,10 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(inner, f"{key}.")
         else:
             yield key, inner
+
+
+def lookup(config: Any, key: str) -> Any:
+    """The value behind a dotted key."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config

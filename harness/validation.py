@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config import Config
+from harness.config import Config, lookup
 from harness.objectives.estimators import ESTIMATORS
 from harness.objectives.grpo import Grpo
 from harness.policy.load import resolve
@@ -60,17 +60,12 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "evaluation.samples_per_task": (1, math.inf, True),
     "evaluation.temperature": (0, math.inf, True),
     "ledger.max_open_groups": (1, math.inf, True),
+    "parity.every": (0, math.inf, True),
+    "parity.permutations": (1, math.inf, True),
     "seed": (0, 2**63 - 1, True),
 }
 _FILES = ("env.data_dir", "policy.path", "replay")
 _TARGETS = ("schedule.target", "ledger.target")
-
-
-def lookup(config: Any, key: str) -> Any:
-    """The value behind a dotted key."""
-    for part in key.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def validate(config: Config) -> None:
@@ -97,11 +92,6 @@ def validate(config: Config) -> None:
                 f"schedule.{key}={value}: schedule={config.schedule.name} trains on fresh "
                 "trajectories only; leave it unset"
             )
-    if config.parity.every:
-        raise UsageError(
-            f"parity.every={config.parity.every}: parity is checked outside of runs, by "
-            "python -m thundersync.parity; leave it 0"
-        )
     config.env.check()
     for key in _FILES:
         _exists(key, lookup(config, key))
