@@ -15,6 +15,7 @@ from harness.cluster.worker import load
 from harness.config import Config
 from harness.learner.client import TorchLearnerClient
 from harness.objectives.estimators import ESTIMATORS
+from harness.policy import lora
 from harness.protocols import Environment, SandboxProvider, Task
 from harness.rollout import Rollouts
 
@@ -145,6 +146,7 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
         "dtype": learner.dtype,
         "temperature": config.rollout.temperature,
         "aggregation": config.objective.aggregation,
+        "adapters": lora.adapters(config.policy.lora, config.seed),
     }
 
 

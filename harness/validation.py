@@ -13,6 +13,7 @@ from typing import Any
 from harness.config import Config, lookup
 from harness.objectives.estimators import ESTIMATORS
 from harness.objectives.grpo import Grpo
+from harness.policy import lora
 from harness.policy.load import resolve
 from harness.protocols import UsageError
 
@@ -21,7 +22,7 @@ _CHOICES: dict[str, Sequence[str | None]] = {
     "schedule.placement": ("disaggregated",),
     "agent.name": ("policy", "oracle", "nop"),
     "objective.name": ("grpo",),
-    "policy.name": ("tiny",),
+    "policy.name": ("tiny", "smollm2", "hf"),
     "engine.name": ("torch",),
     "learner.name": ("torch",),
     "learner.dtype": ("float32", "float64"),
@@ -62,6 +63,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "ledger.max_open_groups": (1, math.inf, True),
     "parity.every": (0, math.inf, True),
     "parity.permutations": (1, math.inf, True),
+    "policy.lora.rank": (0, math.inf, True),
+    "policy.lora.alpha": (0, math.inf, False),
     "seed": (0, 2**63 - 1, True),
 }
 _FILES = ("env.data_dir", "policy.path", "replay")
@@ -96,6 +99,7 @@ def validate(config: Config) -> None:
     for key in _FILES:
         _exists(key, lookup(config, key))
     resolve(config.policy.path or config.policy.name)
+    lora.check(config.policy.lora)
     for key in _TARGETS:
         _importable(key, lookup(config, key))
     if config.schedule.name == "sync" and config.schedule.release != "batch":

@@ -23,6 +23,7 @@ from harness.cluster.worker import load
 from harness.learner.client import ScoredTokens
 from harness.learner.parity_bench import ParityBench
 from harness.learner.scoring import Scorer
+from harness.policy import lora
 from harness.policy.load import load_for_training
 from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats
 
@@ -32,7 +33,8 @@ Buffers = list[torch.Tensor]
 class TorchLearner:
     """One rank. `optimizer` holds AdamW's learning_rate, beta1, beta2, weight_decay, and
     gradient_clip, the largest global norm of the normalised gradient; `ledger` names the ledger
-    class by dotted path. Callers pack their own chunks."""
+    class by dotted path. `model` is one that is loaded already, and stands for `policy` and
+    `adapters`. Callers pack their own chunks."""
 
     def __init__(
         self,
@@ -45,10 +47,14 @@ class TorchLearner:
         temperature: float = 1.0,
         aggregation: str = "token_mean",
         threads: int = 1,
+        adapters: lora.Adapters | None = None,
+        model: Any = None,
     ) -> None:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(True)
-        self.model = load_for_training(Path(policy), getattr(torch, dtype))
+        if model is None:
+            model = load_for_training(Path(policy), getattr(torch, dtype), adapters)
+        self.model = model
         self.model.train()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -245,17 +251,13 @@ class TorchLearner:
         """Write the weights for the engine, atomically; the previous file is removed."""
         start_s = time.monotonic()
         path = self._folder / f"weights-{self.version:06d}.safetensors"
-        save_file(self._named_weights(), path.with_suffix(".part"))
+        save_file(lora.plain_weights(self.model), path.with_suffix(".part"))
         path.with_suffix(".part").rename(path)
         for old in self._folder.glob("weights-*.safetensors"):
             if old != path:
                 old.unlink()
         self._busy("publish", start_s)
         return str(path), self.version
-
-    def _named_weights(self) -> dict[str, torch.Tensor]:
-        # named_parameters() lists a tied parameter once; the engine ties it again.
-        return {n: p.detach().contiguous() for n, p in self.model.named_parameters()}
 
     def drain_intervals(self) -> list[Interval]:
         drained, self._intervals = self._intervals, []
