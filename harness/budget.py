@@ -1,14 +1,16 @@
 """Matched budgets: what is counted, and when it is spent.
 
-A budget counts training only: the clock runs from the first batch to the last update, and
-evaluation, set-up, warm start and parity checks are outside. No new batch starts once the budget is
-spent. A time budget that ends inside a batch ends the batch: it is discarded and its cost counts
-(design.md).
+A budget counts training only: the clock runs from the first batch to the last update and is paused
+during parity checks; evaluation, set-up and warm start are outside. No new batch starts once the
+budget is spent. A time budget that ends inside a batch ends the batch: it is discarded and its cost
+counts (design.md).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from harness.config import BudgetConfig
 from harness.protocols import Clock
@@ -28,6 +30,7 @@ class Counters:
     tokens: int = 0
     started_s: float | None = None
     ended_s: float | None = None
+    pauses_s: list[tuple[float, float]] = field(default_factory=list)
 
 
 class Budget:
@@ -51,13 +54,40 @@ class Budget:
         if self.counters.ended_s is None:
             self.counters.ended_s = self._clock.now()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside is no training: a parity check."""
+        started_s = self._clock.now()
+        try:
+            yield
+        finally:
+            self.counters.pauses_s.append((started_s, self._clock.now()))
+
+    def windows(self, from_s: float, to_s: float) -> list[tuple[float, float]]:
+        """[from_s, to_s] of the run's clock without the pauses in it."""
+        found = []
+        for pause_start_s, pause_end_s in self.counters.pauses_s:
+            if from_s < pause_end_s and pause_start_s < to_s:
+                found.append((from_s, pause_start_s))
+                from_s = pause_end_s
+        return [(start, end) for start, end in [*found, (from_s, to_s)] if end > start]
+
+    def between_s(self, from_s: float, to_s: float) -> float:
+        """Seconds of training between two times."""
+        return sum(end - start for start, end in self.windows(from_s, to_s))
+
     @property
-    def elapsed_s(self) -> float:
+    def training(self) -> list[tuple[float, float]]:
+        """The budget's windows on the run's clock; none before training has begun."""
         counters = self.counters
         if counters.started_s is None:
-            return 0.0
+            return []
         now = self._clock.now() if counters.ended_s is None else counters.ended_s
-        return now - counters.started_s
+        return self.windows(counters.started_s, now)
+
+    @property
+    def elapsed_s(self) -> float:
+        return sum(end - start for start, end in self.training)
 
     @property
     def spent(self) -> float:

@@ -77,6 +77,20 @@ def compose(overrides: list[str], config_name: str = "config") -> Config:
         return build(hydra.compose(config_name, overrides=overrides))
 
 
+def recorded(folder: Path) -> Config:
+    """The config of a run that has been, from its `.hydra` folder; keys that are newer than the run
+    take their defaults."""
+    from hydra.core.config_store import ConfigStore
+
+    register()
+    node = OmegaConf.load(folder / ".hydra" / "config.yaml")
+    environments: Any = ConfigStore.instance().repo["schema"]["env"]
+    schema = OmegaConf.merge(
+        OmegaConf.structured(Config), {"env": environments[f"{node.env.name}.yaml"].node}
+    )
+    return build(cast(DictConfig, OmegaConf.merge(schema, node)))
+
+
 def explain(error: Exception) -> str:
     """One line for a composition error: the key or option, what is wrong, what there is instead."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:

@@ -22,8 +22,10 @@ from harness.config import Config
 from harness.display import Display
 from harness.evaluation import Evaluation, evaluate
 from harness.interrupt import Interrupted, run_async
+from harness.learner.log import LoggedLearner
 from harness.manifest import manifest
 from harness.objectives.grpo import Grpo
+from harness.parity import describe
 from harness.parts import Parts, make_rollouts, open_parts
 from harness.protocols import Schedule, Trajectory
 from harness.records import Records
@@ -138,10 +140,11 @@ class Experiment:
                 Path(config.replay), parts.engine, parts.clock, config.rollout.temperature
             )
         schedule: Schedule = load(config.schedule.target)(config)
+        learner = LoggedLearner(parts.learner, self._folder / "learner.jsonl")
         devices = config.schedule.engine_devices + config.schedule.learner_devices
         self.timeline.origin_s = parts.clock.origin_s
         self.training = Training(
-            learner=parts.learner,
+            learner=learner,
             engine=parts.engine,
             objective=Grpo(config.objective, config.rollout.group_size),
             budget=Budget(config.budget, devices, parts.clock),
@@ -153,6 +156,7 @@ class Experiment:
             groups_per_batch=config.rollout.groups_per_batch,
             chunk_tokens=config.schedule.chunk_tokens,
             seed=config.seed,
+            parity=config.parity,
             on_update=self._on_update,
             on_trajectory=lambda t, batch: self.records.trajectory(t, batch=batch),
         )
@@ -163,6 +167,7 @@ class Experiment:
         finally:
             self.training.budget.end()
             self.errors.update(rollouts.infrastructure_errors)
+            await learner.close()
         await parts.clock.cancel_all()
         await self.training.drain()  # the open batch's share, if there is one
 
@@ -171,6 +176,8 @@ class Experiment:
         metrics = closing.metrics(row)
         self.tracker.update(row["update"], metrics)
         self._display.update(metrics)
+        if self.training is not None and row["gradient_relative_error"] is not None:
+            self._display.note(describe(self.training.parity.figures[-1], row["update"]))
 
     def close(self, status: str) -> dict[str, Any]:
         """Write summary.json and timeline.json and end the tracker's run; the loop has ended."""

@@ -36,6 +36,10 @@ _METRICS = {
     "ledger_buffers_peak": "ledger/buffers_peak",
     "ledger_bytes_peak": "ledger/bytes_peak",
     "budget_spent": "budget/spent",
+    "gradient_relative_error": "parity/gradient_relative_error",
+    "control_relative_error": "parity/control_relative_error",
+    "parameter_gap": "parity/parameter_gap",
+    "control_parameter_gap": "parity/control_parameter_gap",
     "update": "update",
 }
 
@@ -64,7 +68,7 @@ def summarise(
     """summary.json (summary.schema.json), from whatever part of the run there was."""
     summary = blank_summary(config)
     summary["status"] = status
-    summary["time"].update(times, parity_s=0.0)
+    summary["time"].update(times)
     summary["infrastructure_errors"] = dict(errors)
     if provider is not None:
         summary["sandbox"] = provider.kind
@@ -106,12 +110,13 @@ def _add_training(
         for name in ("per_update_s", "rollout_s", "tail_s", "verify_s", "sandbox_start_s")
     } | {
         "training_s": training.budget.elapsed_s,
-        "learner_busy_s": timeline.busy_s(learner, [training.window]),
-        "engine_busy_s": timeline.busy_s(engine, [training.window]),
+        "parity_s": sum(end - start for start, end in training.budget.counters.pauses_s),
+        "learner_busy_s": timeline.busy_s(learner, training.windows),
+        "engine_busy_s": timeline.busy_s(engine, training.windows),
     }
     summary["idle"] = {
-        "learner": timeline.idle_fraction(learner, [training.window]),
-        "engine": timeline.idle_fraction(engine, [training.window]),
+        "learner": timeline.idle_fraction(learner, training.windows),
+        "engine": timeline.idle_fraction(engine, training.windows),
     }
     tokens = sum(n for _, n in training.staleness)
     if tokens:
@@ -123,6 +128,7 @@ def _add_training(
         "first": rows[0]["reward_mean"] if rows else None,
         "last": rows[-1]["reward_mean"] if rows else None,
     }
+    summary["parity"] = training.parity.summary()
     if config.schedule.name == "stream":
         summary["ledger"] = {
             "form": config.ledger.form,

@@ -10,7 +10,10 @@ from typing import Any
 from environments.protocols import InfrastructureKind
 from harness.batch import LiveBatch
 from harness.budget import Budget, BudgetEnded
+from harness.config import ParityConfig
 from harness.objectives.grpo import Grpo
+from harness.parity import COLUMNS as PARITY_COLUMNS
+from harness.parity import ParityChecks
 from harness.protocols import (
     Batch,
     Clock,
@@ -20,6 +23,7 @@ from harness.protocols import (
     GroupClosed,
     InfrastructureError,
     Learner,
+    ParityFigures,
     RewardArrived,
     StepStats,
     Task,
@@ -78,6 +82,7 @@ class Training:
         chunk_tokens: int,
         seed: int,
         version: int = 0,
+        parity: ParityConfig | None = None,
         on_update: Callable[[Row], None],
         on_trajectory: Callable[[Trajectory, int], None],
     ) -> None:
@@ -95,6 +100,8 @@ class Training:
         self._seed = seed
         self._on_update = on_update
         self._on_trajectory = on_trajectory
+        self.parity = ParityChecks(parity or ParityConfig(), learner, objective)
+        self._figures: ParityFigures | None = None
         self._version = version
         self._last_loss: InfrastructureKind = "start"
         self._tokens_before = 0
@@ -118,7 +125,9 @@ class Training:
             index += 1
 
     async def _deadline(self, batch: LiveBatch, remaining_s: float) -> None:
-        await self._clock.sleep(remaining_s)
+        while remaining_s > 0:  # again after a pause, which does not count
+            await self._clock.sleep(remaining_s)
+            remaining_s = self.budget.remaining_s or 0.0
         batch.fail(BudgetEnded(f"budget.{self.budget.kind}={self.budget.limit:g} is spent"))
 
     def _recorder(self, index: int) -> Callable[[Event], None]:
@@ -157,7 +166,20 @@ class Training:
         return pack(trajectories, self._chunk_tokens)
 
     async def step(self, batch: Batch) -> StepStats:
-        return await self.learner.step(self._objective.normaliser(batch.groups))
+        normaliser = self._objective.normaliser(batch.groups)
+        self._figures = None
+        if self.parity.due():
+            learnt = [
+                t
+                for group in batch.groups
+                for t, advantage in self.coefficients(group).values()
+                if self.matters(advantage)
+            ]
+            with self.budget.paused():
+                self._figures = await self.parity.check(
+                    batch, normaliser, self.chunks(learnt), self._chunk_tokens
+                )
+        return await self.learner.step(normaliser)
 
     async def finish_update(self, batch: Batch, stats: StepStats) -> None:
         """Publish and record. Raises BudgetEnded where a time budget ended meanwhile: such an
@@ -188,11 +210,13 @@ class Training:
         return drained
 
     @property
-    def window(self) -> Window:
-        """The budget's window on the machine's clock; empty before training has begun."""
-        started_s = self.budget.counters.started_s or 0.0
-        origin_s = self._timeline.origin_s + started_s
-        return origin_s, origin_s + self.budget.elapsed_s
+    def windows(self) -> list[Window]:
+        """The budget's windows on the machine's clock; none before training has begun."""
+        return self._absolute(self.budget.training)
+
+    def _absolute(self, windows: Sequence[Window]) -> list[Window]:
+        origin_s = self._timeline.origin_s
+        return [(origin_s + start, origin_s + end) for start, end in windows]
 
     def _row(self, batch: Batch, stats: StepStats, timeline: Timeline) -> Row:
         """One line of updates.csv: times in seconds, fractions of this update's own window;
@@ -200,10 +224,11 @@ class Training:
         if not isinstance(batch, LiveBatch):
             raise TypeError(f"finish_update takes the batch that batches() gave, not {batch!r}")
         now = self._clock.now()
-        window = (timeline.origin_s + batch.started_s, timeline.origin_s + now)
+        windows = self._absolute(self.budget.windows(batch.started_s, now))
         generated = self.budget.counters.tokens - self._tokens_before
         self._tokens_before = self.budget.counters.tokens
-        step_ended_s = max(i.end_s for i in timeline.intervals if i.name == "step")
+        stepped_s = max(i.end_s for i in timeline.intervals if i.name == "step")
+        tail_s = self.budget.between_s(batch.last_event_s, stepped_s - timeline.origin_s)
         learner, engine = timeline.resources("learner"), timeline.resources("engine")
         kept = [t for g in batch.groups for t in g.trajectories]
         ages = [(batch.version - s.version, s.end - s.start) for t in kept for s in t.version_spans]
@@ -217,13 +242,13 @@ class Training:
             "version": stats.version,
             "started_s": batch.started_s,
             "ended_s": now,
-            "per_update_s": now - batch.started_s,
+            "per_update_s": self.budget.between_s(batch.started_s, now),
             "rollout_s": batch.last_event_s - batch.started_s,
-            "tail_s": step_ended_s - timeline.origin_s - batch.last_event_s,
-            "learner_busy_s": timeline.busy_s(learner, [window]),
-            "engine_busy_s": timeline.busy_s(engine, [window]),
-            "idle_learner": timeline.idle_fraction(learner, [window]),
-            "idle_engine": timeline.idle_fraction(engine, [window]),
+            "tail_s": tail_s,
+            "learner_busy_s": timeline.busy_s(learner, windows),
+            "engine_busy_s": timeline.busy_s(engine, windows),
+            "idle_learner": timeline.idle_fraction(learner, windows),
+            "idle_engine": timeline.idle_fraction(engine, windows),
             "sandbox_start_s": _mean([t.sandbox_start_s for t in kept]),
             "exec_s": _mean([turn.exec_s for t in kept for turn in t.turns]),
             "verify_s": _mean([t.verify_s for t in kept if t.end == "submit"]),
@@ -242,6 +267,7 @@ class Training:
             "ledger_buffers_peak": stats.ledger_buffers_peak,
             "ledger_bytes_peak": stats.ledger_bytes_peak,
             "budget_spent": self.budget.spent,
+            **{name: getattr(self._figures, name, None) for name in PARITY_COLUMNS},
         }
 
 

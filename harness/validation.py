@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import Config, lookup
+from harness.objectives import contradictions, exactness
 from harness.objectives.estimators import ESTIMATORS
 from harness.objectives.grpo import Grpo
-from harness.policy import lora
+from harness.policy import architecture, lora
 from harness.policy.load import resolve
 from harness.protocols import UsageError
 
@@ -22,6 +23,17 @@ _CHOICES: dict[str, Sequence[str | None]] = {
     "schedule.placement": ("disaggregated",),
     "agent.name": ("policy", "oracle", "nop"),
     "objective.name": ("grpo",),
+    "objective.kl.estimator": ("k1", "k2", "k3"),
+    "objective.kl.place": ("loss", "reward"),
+    "objective.entropy.estimator": ("full", "sampled"),
+    "objective.importance.kind": ("none", "truncate", "mask"),
+    "objective.importance.level": ("token", "sequence"),
+    "objective.clip.kind": tuple(contradictions.CLIP_SETTINGS),
+    "objective.clip.form": (None, "token", "sequence"),
+    "objective.clip.old_logprobs": ("same_forward", "engine"),
+    "objective.advantage_mask": ("none", "positive", "negative"),
+    "objective.dynamic_sampling": ("none", "filter", "refill"),
+    "objective.normaliser_scope": ("batch", "micro_batch"),
     "policy.name": ("tiny", "smollm2", "hf"),
     "engine.name": ("torch",),
     "learner.name": ("torch",),
@@ -43,6 +55,18 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "schedule.chunk_tokens": (1, math.inf, True),
     "objective.epsilon": (0, math.inf, True),
     "objective.constant_tokens": (1, math.inf, True),
+    "objective.kl.coefficient": (0, math.inf, True),
+    "objective.entropy.coefficient": (0, math.inf, True),
+    "objective.importance.low": (0, 1e6, False),
+    "objective.importance.high": (0, 1e6, False),
+    "objective.clip.low": (0, 1, True),
+    "objective.clip.high": (0, math.inf, True),
+    "objective.clip.dual": (1, math.inf, False),
+    "objective.clip.bound": (0, math.inf, False),
+    "objective.epochs": (1, math.inf, True),
+    "objective.minibatches": (1, math.inf, True),
+    "objective.router_balance": (0, math.inf, True),
+    "learner.dropout": (0, 1, True),
     "rollout.groups_per_batch": (1, math.inf, True),
     "rollout.max_turns": (1, math.inf, True),
     "rollout.max_new_tokens": (1, math.inf, True),
@@ -78,6 +102,8 @@ def validate(config: Config) -> None:
     for key, (low, high, closed) in _RANGES.items():
         _range(key, lookup(config, key), low, high, closed)
     Grpo(config.objective, config.rollout.group_size)  # says itself what it cannot be
+    contradictions.check(config.objective)
+    exactness.check(config)
     if config.ledger.form == "affine" and not ESTIMATORS[config.objective.estimator].affine:
         raise UsageError(
             f"ledger.form=affine: the advantages of objective.estimator="
@@ -98,7 +124,9 @@ def validate(config: Config) -> None:
     config.env.check()
     for key in _FILES:
         _exists(key, lookup(config, key))
-    resolve(config.policy.path or config.policy.name)
+    folder = resolve(config.policy.path or config.policy.name)
+    if config.agent.name == "policy":
+        architecture.check(folder, config.rollout.max_context_tokens)
     lora.check(config.policy.lora)
     for key in _TARGETS:
         _importable(key, lookup(config, key))

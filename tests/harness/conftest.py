@@ -53,7 +53,10 @@ def run_job_fixture() -> Callable[..., Job]:
 
 @pytest.fixture(scope="session")
 def stream_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(tmp_path_factory.mktemp("stream"), "schedule=stream")
+    return run_job(
+        tmp_path_factory.mktemp("stream"), "schedule=stream", "parity.every=1",
+        "parity.permutations=2",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

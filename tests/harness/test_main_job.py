@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from harness.composition import recorded
+from harness.interrupt import run_async
 from harness.records import SCHEMA_PATH
+from harness.relearn import relearn
 from harness.trajectory_lines import read
 from thundersync.evidence import early_backwards
 
@@ -100,6 +104,45 @@ def test_streaming_is_real(stream_job, sync_job):
     assert stream_job.summary["ledger"]["buffers_peak"] >= 1
     assert early_backwards(sync_job.folder / "timeline.json") == []
     assert sync_job.summary["ledger"] is None
+
+
+def test_a_run_carries_its_own_parity_certificate(stream_job, sync_job):
+    """In summary.json and MLflow, timed apart, outside the budget window and the idle figures."""
+    from mlflow.tracking import MlflowClient
+
+    summary, parity = stream_job.summary, stream_job.summary["parity"]
+    assert sync_job.summary["parity"] is None
+    assert 1 <= parity["checked"] <= 2
+    assert parity["ok"] is True
+    assert 0 < parity["control_relative_error_max"] < 1e-5
+    assert parity["gradient_relative_error_max"] <= 3 * parity["control_relative_error_max"]
+    assert 0 < parity["parameter_gap"] <= 5 * parity["control_parameter_gap"]
+    assert summary["time"]["parity_s"] > 0.2
+    spent_s = 2 * summary["time"]["per_update_s"]
+    assert summary["time"]["training_s"] == pytest.approx(spent_s, abs=0.2)
+    busy_s = (1 - summary["idle"]["learner"]) * summary["time"]["training_s"]
+    assert busy_s == pytest.approx(summary["time"]["learner_busy_s"], rel=1e-6)
+    client = MlflowClient(stream_job.store)
+    (run,) = client.search_runs([client.get_experiment_by_name("thundersync").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "parity/gradient_relative_error")
+    assert max(m.value for m in history) == parity["gradient_relative_error_max"]
+
+
+def test_a_run_is_relearned_bit_for_bit_from_its_records(stream_job, tmp_path: Path):
+    """The log of verbs is the composition of chunks; a changed normaliser is found."""
+    again = run_async(relearn(stream_job.folder, recorded(stream_job.folder)))
+    assert again["bit_identical"], again
+    assert again["updates"] == 2
+    folder = shutil.copytree(stream_job.folder, tmp_path / "changed")
+    lines = (folder / "learner.jsonl").read_text().splitlines()
+    step = next(i for i, line in enumerate(lines) if '"step"' in line)
+    verb = json.loads(lines[step])
+    verb["normaliser"] *= 1.0001
+    lines[step] = json.dumps(verb)
+    (folder / "learner.jsonl").write_text("\n".join(lines) + "\n")
+    changed = run_async(relearn(folder, recorded(folder)))
+    assert changed["first_different_update"] == 1
+    assert not changed["bit_identical"]
 
 
 def test_submit_does_not_wait_for_the_own_reward(run_job, tmp_path: Path):
