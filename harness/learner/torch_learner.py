@@ -16,6 +16,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import (
+    _foreach_add_ as foreach_add_,  # pyright: ignore[reportPrivateImportUsage]
+)
+from torch import (
+    _foreach_mul_ as foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
+)
+from torch import (
     _foreach_norm as foreach_norm,  # pyright: ignore[reportPrivateImportUsage]
 )
 
@@ -116,11 +122,13 @@ class TorchLearner:
         gradients, always = self._backward(score.policy, score.always)
         return gradients, always
 
-    def _add_to_total(self, gradients: Buffers) -> None:
+    def _add_to_total(self, gradients: Buffers, coefficient: float = 1.0) -> None:
         if self._total is not None:
-            torch._foreach_add_(self._total, gradients)  # pyright: ignore[reportPrivateImportUsage]
-        else:
-            self._total = [g.to(self._dtype) for g in gradients]
+            foreach_add_(self._total, gradients, alpha=coefficient)
+            return
+        self._total = [g.to(self._dtype) for g in gradients]
+        if coefficient != 1.0:
+            foreach_mul_(self._total, coefficient)
 
     def _busy(
         self, name: str, start_s: float, rows: Iterable[ScoredTokens] = (), **args: Any
@@ -143,11 +151,16 @@ class TorchLearner:
         if not used:
             return
         kept, weights = zip(*used, strict=True)
+        outer = 1.0
+        if len(kept) == 1 and not regularised:
+            # After the backward, as a ledger does it: with a float64 total the update's bits do not
+            # depend then on which trajectories were captured before their group closed.
+            weights, outer = (1.0,), weights[0]
         gradients = self._weighted(kept, weights)
         if not all(map(math.isfinite, foreach_norm(gradients))):
             names = ", ".join(r.trajectory_id for r in kept)
             raise ValueError(f"{names}: the gradient is not finite; the update is refused")
-        self._add_to_total(gradients)
+        self._add_to_total(gradients, outer)
         self._busy("accumulate", start_s, kept)
 
     def capture(self, rows: Sequence[ScoredTokens]) -> None:
