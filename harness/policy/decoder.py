@@ -10,76 +10,16 @@ padding.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from harness.policy.architecture import DecoderConfig
 from harness.protocols import UsageError
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """The fields of a Hugging Face config.json that decide the forward pass."""
-
-    vocab_size: int
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float
-    rope_theta: float
-    qk_norm: bool
-    tied: bool
-    context: int
-
-    @staticmethod
-    def read(folder: Path) -> DecoderConfig:
-        """Raises UsageError for an architecture or option that is not computed here."""
-        path = folder / "config.json"
-        if not path.is_file():
-            raise UsageError(f"policy={folder}: no config.json there; give a Hugging Face folder")
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        kind = raw.get("model_type")
-        if kind not in ("llama", "qwen3"):
-            raise UsageError(
-                f"policy={folder}: model_type={kind} is not served by engine=torch "
-                "(llama, qwen3); use engine=vllm"
-            )
-        rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        unsupported = {
-            "rope_type": rope_type if rope_type != "default" else None,
-            "attention_bias": raw.get("attention_bias") or None,
-            "mlp_bias": raw.get("mlp_bias") or None,
-            "use_sliding_window": raw.get("use_sliding_window") or None,
-            "hidden_act": raw["hidden_act"] if raw.get("hidden_act", "silu") != "silu" else None,
-        }
-        for key, value in unsupported.items():
-            if value is not None:
-                raise UsageError(
-                    f"policy={folder}: {key}={value} is not served by engine=torch; use engine=vllm"
-                )
-        heads = raw["num_attention_heads"]
-        return DecoderConfig(
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            layers=raw["num_hidden_layers"],
-            heads=heads,
-            kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-            norm_eps=raw["rms_norm_eps"],
-            rope_theta=rope.get("rope_theta", raw.get("rope_theta", 10000.0)),
-            qk_norm=kind == "qwen3",
-            tied=bool(raw.get("tie_word_embeddings", False)),
-            context=raw["max_position_embeddings"],
-        )
 
 
 @dataclass(frozen=True)
@@ -129,11 +69,7 @@ class Decoder:
 
     def __init__(self, folder: str | Path, *, slots: int, max_context: int) -> None:
         self.config = c = DecoderConfig.read(Path(folder))
-        if max_context > c.context:
-            raise UsageError(
-                f"max_context={max_context} exceeds the policy's "
-                f"max_position_embeddings={c.context}"
-            )
+        c.check_context(max_context)
         self.slots, self.max_context = slots, max_context
         # One more column than tokens: slots that are not decoding write there and disturb nothing.
         self._columns = max_context + 1

@@ -10,10 +10,13 @@ import numpy
 import pytest
 import torch
 
+from harness.composition import compose
+from harness.policy import architecture, unpack
 from harness.policy.decoder import Chunk, Decoder
 from harness.policy.load import load_for_training, resolve
-from harness.policy.tokenizer import ChatTokens
+from harness.policy.tokenizer import CHAT_TEMPLATE, ChatTokens
 from harness.protocols import UsageError
+from harness.validation import validate
 
 TINY = resolve("tiny")
 
@@ -81,6 +84,7 @@ def test_smollm2_is_found_without_importing_its_package(
 def save_gguf(file: Path) -> dict[str, torch.Tensor]:
     """A random two-layer Llama as llama.cpp would write it, its matrices quantised; returns them
     dequantised, under transformers' names, but without those whose rows llama.cpp permutes."""
+    pieces = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abcdefghijklmnopqrstuvwxyz", "ab"]
     hidden, inner, heads, vocabulary = 64, 96, 2, 32
     draw = numpy.random.default_rng(0)
     writer = gguf.GGUFWriter(file, "llama")
@@ -93,6 +97,13 @@ def save_gguf(file: Path) -> dict[str, torch.Tensor]:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(1e4)
     writer.add_vocab_size(vocabulary)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*pieces, *(f"<{n}>" for n in range(vocabulary - len(pieces)))])
+    writer.add_token_merges(["a b"])
+    writer.add_token_types([3] * 3 + [1] * (vocabulary - 3))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(CHAT_TEMPLATE)
     expected = {}
 
     def add(name: str, ours: str | None, *shape: int) -> None:
@@ -140,3 +151,42 @@ def test_a_gguf_file_is_trained_dequantised(
     model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
     assert all(p.grad is not None and p.dtype == dtype for p in weights.values())
     model.save_pretrained(tmp_path / "plain")  # refused while it counts as quantised
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "gpt2"}, r"model_type=gpt2 is not served by engine=torch; take a plain"),
+        ({"model_type": None}, r"model_type=None is not served by engine=torch"),
+        ({"attention_bias": True}, r"attention_bias=True is not served"),
+        ({"max_position_embeddings": 600}, r"^rollout\.max_context_tokens=640: .*=600; take"),
+        ({}, r"no model\.safetensors there"),
+    ],
+)
+def test_what_the_engine_cannot_serve_is_refused_before_anything_starts(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    config = json.loads((TINY / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = compose(["policy=hf", f"policy.path={tmp_path}"])
+    with pytest.raises(UsageError, match=words) as caught:
+        validate(run)
+    assert "\n" not in str(caught.value)
+    run.agent.name = "oracle"  # nobody asks the engine
+    validate(run)
+
+
+def test_a_gguf_file_is_refused_by_the_engine_and_the_way_out_works(tmp_path: Path) -> None:
+    file, folder = tmp_path / "small.gguf", tmp_path / "folder"
+    save_gguf(file)
+    with pytest.raises(UsageError, match=rf"unpack policy={file} out=FOLDER makes one"):
+        validate(compose(["policy=hf", f"policy.path={file}"]))
+    assert unpack.parse([f"policy={file}", f"out={folder}"]) == (file, folder)
+    unpack.unpack(file, folder)
+    architecture.check(folder, 128)
+    chat = ChatTokens(folder)
+    assert chat.decode_action(chat.action("ab")) == "ab"
+    with pytest.raises(UsageError, match="out=.*does not exist yet"):
+        unpack.parse([f"policy={file}", f"out={folder}"])
+    with pytest.raises(UsageError, match="policy=tiny: a folder already"):
+        unpack.parse(["policy=tiny", f"out={tmp_path / 'new'}"])
