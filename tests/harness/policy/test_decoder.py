@@ -133,5 +133,5 @@ def test_refuses_what_it_does_not_compute(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="rope_type=llama3"):
         Decoder(tmp_path, slots=1, max_context=8)
     config.write_text(text)
-    with pytest.raises(UsageError, match="max_context_tokens=65: .*=64; take at most that"):
+    with pytest.raises(UsageError, match=r"max_context_tokens=65: .*=64; take at most that"):
         Decoder(tmp_path, slots=1, max_context=65)

@@ -186,7 +186,7 @@ def test_a_gguf_file_is_refused_by_the_engine_and_the_way_out_works(tmp_path: Pa
     architecture.check(folder, 128)
     chat = ChatTokens(folder)
     assert chat.decode_action(chat.action("ab")) == "ab"
-    with pytest.raises(UsageError, match="out=.*does not exist yet"):
+    with pytest.raises(UsageError, match=r"out=.*does not exist yet"):
         unpack.parse([f"policy={file}", f"out={folder}"])
     with pytest.raises(UsageError, match="policy=tiny: a folder already"):
         unpack.parse(["policy=tiny", f"out={tmp_path / 'new'}"])
