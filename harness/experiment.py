@@ -157,6 +157,7 @@ class Experiment:
             chunk_tokens=config.schedule.chunk_tokens,
             seed=config.seed,
             parity=config.parity,
+            release=schedule.release,
             on_update=self._on_update,
             on_trajectory=lambda t, batch: self.records.trajectory(t, batch=batch),
         )
@@ -176,6 +177,8 @@ class Experiment:
         metrics = closing.metrics(row)
         self.tracker.update(row["update"], metrics)
         self._display.update(metrics)
+        if row["release_why"]:
+            self._display.note(f"update {row['update']}: {row['release_why']}")
         if self.training is not None and row["gradient_relative_error"] is not None:
             self._display.note(describe(self.training.parity.figures[-1], row["update"]))
 

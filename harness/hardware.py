@@ -50,6 +50,13 @@ def memory_bytes() -> int:
     return psutil.virtual_memory().total
 
 
+def available_bytes() -> int:
+    """Memory that a process could still take without pushing another's out."""
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
 def describe() -> dict[str, Any]:
     return {
         "label": hardware_label(),

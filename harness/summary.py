@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from harness.config import Config
 from harness.evaluation import Evaluation
+from harness.overlap import run_efficiency
 from harness.records import blank_summary
 from harness.timeline import Timeline
 from harness.training import Row, Training
@@ -40,6 +42,10 @@ _METRICS = {
     "control_relative_error": "parity/control_relative_error",
     "parameter_gap": "parity/parameter_gap",
     "control_parameter_gap": "parity/control_parameter_gap",
+    "overlap_efficiency": "time/overlap_efficiency",
+    "t_star_s": "time/t_star_s",
+    "t_sync_s": "time/t_sync_s",
+    "t_s": "time/t_s",
     "update": "update",
 }
 
@@ -129,7 +135,14 @@ def _add_training(
         "last": rows[-1]["reward_mean"] if rows else None,
     }
     summary["parity"] = training.parity.summary()
+    if config.schedule.release == "auto" and rows:
+        summary |= {
+            "release_chosen": rows[-1]["release"],
+            "release_why": rows[-1]["release_why"],
+            "release_updates": dict(Counter(row["release"] for row in rows)),
+        }
     if config.schedule.name == "stream":
+        summary["overlap_efficiency"] = run_efficiency(rows)
         summary["ledger"] = {
             "form": config.ledger.form,
             "buffers_peak": max((row["ledger_buffers_peak"] for row in rows), default=0),

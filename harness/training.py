@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import statistics
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from environments.protocols import InfrastructureKind
@@ -12,6 +11,8 @@ from harness.batch import LiveBatch
 from harness.budget import Budget, BudgetEnded
 from harness.config import ParityConfig
 from harness.objectives.grpo import Grpo
+from harness.overlap import overlap_row
+from harness.packing import pack, task_order
 from harness.parity import COLUMNS as PARITY_COLUMNS
 from harness.parity import ParityChecks
 from harness.protocols import (
@@ -24,6 +25,7 @@ from harness.protocols import (
     InfrastructureError,
     Learner,
     ParityFigures,
+    Release,
     RewardArrived,
     StepStats,
     Task,
@@ -32,39 +34,18 @@ from harness.protocols import (
     TurnFinished,
 )
 from harness.timeline import Timeline, Window
+from harness.timings import History, UpdateTimings
 
 Row = dict[str, Any]
 StartBatch = Callable[[int, int, Sequence[Task], int, Callable[[Event], None]], LiveBatch]
 
 
-def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
-    """Endless task order: a fresh shuffle per epoch, a pure function of the seed and the task
-    list."""
-    generator = random.Random(seed)
-    while True:
-        epoch = list(tasks)
-        generator.shuffle(epoch)
-        yield from epoch
-
-
-def pack(trajectories: Sequence[Trajectory], chunk_tokens: int) -> list[list[Trajectory]]:
-    """Chunks of at most `chunk_tokens` padded tokens, sorted by length (ties by id) so that padding
-    wastes little; a trajectory longer than that is a chunk of its own."""
-    chunks: list[list[Trajectory]] = []
-    for trajectory in sorted(trajectories, key=lambda t: (len(t.tokens_T), t.trajectory_id)):
-        padded = len(trajectory.tokens_T) * (len(chunks[-1]) + 1) if chunks else 0
-        if chunks and padded <= chunk_tokens:
-            chunks[-1].append(trajectory)
-        else:
-            chunks.append([trajectory])
-    return chunks
-
-
 class Training:
     """One run's training loop seen from a schedule; implements the Run protocol.
 
-    `on_update` gets one row per optimizer step, `on_trajectory` every trajectory once its end is
-    known (with its batch index)."""
+    `release` is the schedule's rung until it says otherwise (`decided`); `timings` may go on from
+    earlier updates. `on_update` gets one row per optimizer step, `on_trajectory` every trajectory
+    once its end is known (with its batch index)."""
 
     def __init__(
         self,
@@ -83,6 +64,8 @@ class Training:
         seed: int,
         version: int = 0,
         parity: ParityConfig | None = None,
+        release: Release | None = None,
+        timings: History | None = None,
         on_update: Callable[[Row], None],
         on_trajectory: Callable[[Trajectory, int], None],
     ) -> None:
@@ -102,6 +85,9 @@ class Training:
         self._on_trajectory = on_trajectory
         self.parity = ParityChecks(parity or ParityConfig(), learner, objective)
         self._figures: ParityFigures | None = None
+        self.release: Release | None = release
+        self.release_why = ""
+        self.timings = timings or History(separate=objective.regularised)
         self._version = version
         self._last_loss: InfrastructureKind = "start"
         self._tokens_before = 0
@@ -165,19 +151,21 @@ class Training:
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return pack(trajectories, self._chunk_tokens)
 
+    def _packed(self, batch: Batch) -> list[list[Trajectory]]:
+        """The backward passes of the synchronous schedule, over what has a gradient."""
+        pairs = [p for g in batch.groups for p in self.coefficients(g).values()]
+        return self.chunks([t for t, advantage in pairs if self.matters(advantage)])
+
+    def decided(self, release: Release, why: str) -> None:
+        self.release, self.release_why = release, why
+
     async def step(self, batch: Batch) -> StepStats:
         normaliser = self._objective.normaliser(batch.groups)
         self._figures = None
         if self.parity.due():
-            learnt = [
-                t
-                for group in batch.groups
-                for t, advantage in self.coefficients(group).values()
-                if self.matters(advantage)
-            ]
             with self.budget.paused():
                 self._figures = await self.parity.check(
-                    batch, normaliser, self.chunks(learnt), self._chunk_tokens
+                    batch, normaliser, self._packed(batch), self._chunk_tokens
                 )
         return await self.learner.step(normaliser)
 
@@ -217,6 +205,22 @@ class Training:
     def _absolute(self, windows: Sequence[Window]) -> list[Window]:
         origin_s = self._timeline.origin_s
         return [(origin_s + start, origin_s + end) for start, end in windows]
+
+    def _overlap(self, batch: LiveBatch, stats: StepStats, timeline: Timeline) -> Row:
+        """Keep what this update measured, and compare it with its bounds."""
+        stepping_s = min(i.start_s for i in timeline.intervals if i.name == "step")
+        update = UpdateTimings(
+            groups=batch.groups,
+            started_s=batch.started_s,
+            last_event_s=batch.last_event_s,
+            step_s=self.budget.between_s(batch.started_s, stepping_s - timeline.origin_s),
+            intervals=[i for i in timeline.intervals if i.resource.startswith("learner/")],
+            release=self.release,
+            buffer_bytes=stats.buffer_bytes,
+            free_bytes=stats.free_bytes,
+        )
+        self.timings.add(update)
+        return overlap_row(update, self._packed(batch), self.timings.costs())
 
     def _row(self, batch: Batch, stats: StepStats, timeline: Timeline) -> Row:
         """One line of updates.csv: times in seconds, fractions of this update's own window;
@@ -267,6 +271,9 @@ class Training:
             "ledger_buffers_peak": stats.ledger_buffers_peak,
             "ledger_bytes_peak": stats.ledger_bytes_peak,
             "budget_spent": self.budget.spent,
+            "release": self.release,
+            "release_why": self.release_why,
+            **self._overlap(batch, stats, timeline),
             **{name: getattr(self._figures, name, None) for name in PARITY_COLUMNS},
         }
 

@@ -1,0 +1,31 @@
+"""The order of tasks and the packing of backward passes: the same for every schedule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from harness.protocols import Task, Trajectory
+
+
+def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
+    """Endless task order: a fresh shuffle per epoch, a pure function of the seed and the task
+    list."""
+    generator = random.Random(seed)
+    while True:
+        epoch = list(tasks)
+        generator.shuffle(epoch)
+        yield from epoch
+
+
+def pack(trajectories: Sequence[Trajectory], chunk_tokens: int) -> list[list[Trajectory]]:
+    """Chunks of at most `chunk_tokens` padded tokens, sorted by length (ties by id) so that padding
+    wastes little; a trajectory longer than that is a chunk of its own."""
+    chunks: list[list[Trajectory]] = []
+    for trajectory in sorted(trajectories, key=lambda t: (len(t.tokens_T), t.trajectory_id)):
+        padded = len(trajectory.tokens_T) * (len(chunks[-1]) + 1) if chunks else 0
+        if chunks and padded <= chunk_tokens:
+            chunks[-1].append(trajectory)
+        else:
+            chunks.append([trajectory])
+    return chunks

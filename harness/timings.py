@@ -1,0 +1,149 @@
+"""What updates measured: when trajectories arrived and what backward passes cost. Torch-free.
+
+The raw material of `overlap_efficiency` (harness/overlap.py) and of `schedule.release=auto`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.protocols import Group, Interval, Release, Trajectory
+
+PASSES = ("capture", "accumulate")
+KEPT_UPDATES = 8  # a fit forgets what is older: a first update's cold caches, another neighbour
+
+
+def padded_tokens(chunk: Sequence[Trajectory]) -> int:
+    """Tokens that a backward pass over `chunk` computes, padding included."""
+    return len(chunk) * max(len(t.tokens_T) for t in chunk)
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """Seconds of one backward pass: `pass_s` + `token_s` x padded tokens."""
+
+    pass_s: float
+    token_s: float
+
+    def seconds(self, padded: int) -> float:
+        return self.pass_s + self.token_s * padded
+
+
+def fit(passes: Sequence[tuple[int, float]]) -> PassCost | None:
+    """Least squares over (padded tokens, seconds), neither term below 0; None of nothing. The
+    fitted seconds sum to the measured ones, so that a run's own passes are never made cheaper."""
+    if not passes:
+        return None
+    tokens, seconds = zip(*passes, strict=True)
+    mean_tokens, mean_s = statistics.fmean(tokens), statistics.fmean(seconds)
+    spread = sum((n - mean_tokens) ** 2 for n in tokens)
+    if not mean_tokens:
+        return PassCost(mean_s, 0.0)
+    if not spread:
+        return PassCost(0.0, mean_s / mean_tokens)
+    slope = sum((n - mean_tokens) * (s - mean_s) for n, s in passes) / spread
+    if slope < 0:
+        return PassCost(mean_s, 0.0)
+    if mean_s < slope * mean_tokens:
+        return PassCost(0.0, mean_s / mean_tokens)
+    return PassCost(mean_s - slope * mean_tokens, slope)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the learner's verbs cost, in seconds."""
+
+    accumulate: PassCost
+    capture: PassCost
+    fold_s: float
+
+
+@dataclass(frozen=True)
+class UpdateTimings:
+    """One finished update. Trajectories carry their arrival times; `started_s`, `last_event_s` and
+    they are seconds on the run's clock, `step_s` is from `started_s` to the optimizer step, parity
+    checks left out. `intervals` are the learner's. A ledger buffer takes `buffer_bytes`;
+    `free_bytes` is what was left where ledgers lie (both None where the learner cannot say)."""
+
+    groups: Sequence[Group]
+    started_s: float
+    last_event_s: float
+    step_s: float
+    intervals: Sequence[Interval]
+    release: Release | None
+    buffer_bytes: int | None = None
+    free_bytes: int | None = None
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [t for group in self.groups for t in group.trajectories]
+
+    @property
+    def learners(self) -> int:
+        return max(1, len({i.resource for i in self.intervals}))
+
+    def closed_s(self, group: Group) -> float:
+        """When the group's last reward arrived, on the run's clock."""
+        return max((t.reward_s for t in group.trajectories), default=self.last_event_s)
+
+    def passes(self, names: Iterable[str]) -> list[tuple[int, float]]:
+        """(padded tokens, seconds) of the backward passes of these names."""
+        wanted = set(names)
+        return [(i.args["padded"], i.end_s - i.start_s) for i in self.intervals if i.name in wanted]
+
+    def measured_s(self) -> dict[str, float]:
+        """Trajectory id -> its share of the measured passes: rows of one pass are padded to one
+        length, and share it equally."""
+        shares: dict[str, float] = {}
+        for interval in self.intervals:
+            if interval.name in PASSES:
+                ids = interval.args["trajectories"]
+                for name in ids:
+                    share = (interval.end_s - interval.start_s) / len(ids)
+                    shares[name] = shares.get(name, 0.0) + share
+        return shares
+
+
+class History:
+    """The last updates of one run, oldest first, and the costs fitted to their passes.
+
+    `separate`: a capture costs more than an accumulation of the same size (reward-independent terms
+    take a backward of their own), so that each is fitted to its own passes where there are any.
+    """
+
+    def __init__(self, separate: bool = False) -> None:
+        self._separate = separate
+        self._updates: deque[UpdateTimings] = deque(maxlen=KEPT_UPDATES)
+
+    def add(self, update: UpdateTimings) -> None:
+        self._updates.append(update)
+
+    @property
+    def updates(self) -> list[UpdateTimings]:
+        return list(self._updates)
+
+    def costs(self) -> Costs | None:
+        """Fitted to what is kept; None before the first backward pass."""
+        pooled = self._fit(*PASSES)
+        if pooled is None:
+            return None
+        folds = [
+            i.end_s - i.start_s for u in self._updates for i in u.intervals if i.name == "fold"
+        ]
+        own = {name: (self._fit(name) if self._separate else None) or pooled for name in PASSES}
+        return Costs(own["accumulate"], own["capture"], statistics.fmean(folds) if folds else 0.0)
+
+    def _fit(self, *names: str) -> PassCost | None:
+        return fit([p for update in self._updates for p in update.passes(names)])
+
+
+def packed_s(chunks: Iterable[Sequence[Trajectory]], cost: PassCost) -> Mapping[str, float]:
+    """Trajectory id -> seconds of its share of a packing's passes."""
+    return {
+        t.trajectory_id: cost.seconds(padded_tokens(chunk)) / len(chunk)
+        for chunk in chunks
+        for t in chunk
+    }
