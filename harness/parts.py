@@ -145,7 +145,7 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
         "publish_folder": str(weights),
         "dtype": learner.dtype,
         "temperature": config.rollout.temperature,
-        "aggregation": config.objective.aggregation,
+        "objective": config.objective,
         "adapters": lora.adapters(config.policy.lora, config.seed),
     }
 

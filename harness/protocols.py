@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from environments.protocols import (
     Environment,
@@ -32,6 +32,9 @@ __all__ = [
     "Submission", "Task", "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn",
     "TurnFinished", "UsageError", "Verdict", "VersionSpan",
 ]  # fmt: skip
+
+if TYPE_CHECKING:
+    from harness.timings import History
 
 T = TypeVar("T")
 Release = Literal["batch", "group", "reward", "submit", "turn", "auto"]
@@ -226,7 +229,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class StepStats:
-    """One optimizer step. `gradient_norm` is before clipping, after the normaliser."""
+    """One optimizer step. `gradient_norm` is before clipping, after the normaliser. One ledger
+    buffer takes `buffer_bytes`; `free_bytes` were left where ledgers lie (None: not known)."""
 
     version: int
     gradient_norm: float
@@ -234,6 +238,8 @@ class StepStats:
     learning_rate: float
     ledger_buffers_peak: int
     ledger_bytes_peak: int
+    buffer_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -268,6 +274,10 @@ class Learner(Protocol):
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
         """Compute score gradients into the ledger. With its reward known a trajectory is committed
         at once; otherwise it stays pending until `commit`."""
+        ...
+
+    async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Each finished trajectory's sum of log policy - log reference over its action tokens."""
         ...
 
     async def commit(self, trajectory_id: str, reward: float) -> None: ...
@@ -336,6 +346,12 @@ class Run(Protocol):
     """What a schedule is given: everything shared, nothing that is the schedule's own."""
 
     learner: Learner
+    timings: History
+    """What the last updates measured."""
+
+    def decided(self, release: Release, why: str) -> None:
+        """The coming batch is played at this rung of the ladder; for the record."""
+        ...
 
     def batches(self) -> Any:
         """Async iterator of batches until the budget ends; each starts with the newest published

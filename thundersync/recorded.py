@@ -110,10 +110,13 @@ class InlineLearner:
     async def accumulate(
         self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
     ) -> None:
-        self.service.accumulate([scored(t) for t in trajectories], coefficients)
+        self.service.accumulate([scored(t, behaviour=True) for t in trajectories], coefficients)
 
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
-        self.service.capture([scored(t) for t in trajectories])
+        self.service.capture([scored(t, behaviour=True) for t in trajectories])
+
+    async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        return self.service.reference_kl([scored(t) for t in trajectories])
 
     async def commit(self, trajectory_id: str, reward: float) -> None:
         self.service.commit(trajectory_id, reward)

@@ -19,15 +19,18 @@ class ScoredTokens:
     reward: float | None
     tokens_T: list[int]
     action_mask_T: list[int]
+    behaviour_logprobs_T: list[float] | None = None
 
 
-def scored(trajectory: Trajectory) -> ScoredTokens:
+def scored(trajectory: Trajectory, behaviour: bool = False) -> ScoredTokens:
+    """`behaviour` adds the engine's log-probabilities, which importance weights need."""
     return ScoredTokens(
         trajectory_id=trajectory.trajectory_id,
         group=trajectory.group,
         reward=trajectory.reward,
         tokens_T=trajectory.tokens_T,
         action_mask_T=trajectory.action_mask_T,
+        behaviour_logprobs_T=trajectory.behaviour_logprobs_T if behaviour else None,
     )
 
 
@@ -43,6 +46,10 @@ class TorchLearnerClient:
             "learner/0", self.TARGET, options | {"threads": threads},
             threads=threads, affinity=affinity,
         )  # fmt: skip
+        self._behaviour = options["objective"].importance.kind != "none"
+
+    def _scored(self, trajectories: Sequence[Trajectory]) -> list[ScoredTokens]:
+        return [scored(t, self._behaviour) for t in trajectories]
 
     async def start(self) -> None:
         await self._worker.start()
@@ -50,10 +57,13 @@ class TorchLearnerClient:
     async def accumulate(
         self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
     ) -> None:
-        await self._worker.call("accumulate", [scored(t) for t in trajectories], list(coefficients))
+        await self._worker.call("accumulate", self._scored(trajectories), list(coefficients))
 
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
-        await self._worker.call("capture", [scored(t) for t in trajectories])
+        await self._worker.call("capture", self._scored(trajectories))
+
+    async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        return await self._worker.call("reference_kl", self._scored(trajectories))
 
     async def commit(self, trajectory_id: str, reward: float) -> None:
         await self._worker.call("commit", trajectory_id, reward)

@@ -38,6 +38,10 @@ class LoggedLearner:
         self._write("capture", ids=_ids(trajectories), rewards=rewards)
         await self._learner.capture(trajectories)
 
+    async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Not written down: it becomes part of the rewards, which are."""
+        return await self._learner.reference_kl(trajectories)
+
     async def commit(self, trajectory_id: str, reward: float) -> None:
         self._write("commit", id=trajectory_id, reward=reward)
         await self._learner.commit(trajectory_id, reward)

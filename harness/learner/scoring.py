@@ -1,7 +1,10 @@
 """What a learner differentiates: the scores of trajectories at the current weights.
 
-Source: math.md sections 1 and 4. The policy term is linear in the coefficients; whatever does not
-depend on the reward (KL to a reference, entropy) is a term of its own.
+Source: math.md sections 1, 4 and 7. The policy term is linear in the coefficients, with detached
+per-token weights; whatever does not depend on the reward (KL to a reference, entropy) is a term of
+its own. With old log-probabilities of the same forward every clip is inactive: the surrogate's
+gradient is that of coefficient x log-probability, so no ratio appears here but the importance
+weights' own.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import log_softmax
 
+from harness.config import ObjectiveConfig
 from harness.learner.client import ScoredTokens
 from harness.objectives.estimators import AGGREGATIONS
+
+LOG_RATIO_LIMIT = 20.0  # before exp; beyond it every bound and mask has long decided
 
 
 @dataclass(frozen=True)
@@ -26,32 +33,138 @@ class Score:
     always: torch.Tensor | None = None
 
 
-class Scorer:
-    """Scores rows with `model` at `temperature`; `aggregation` gives the weight of a token."""
+@dataclass(frozen=True)
+class Packed:
+    """Rows side by side. The N action positions run row by row: `predicts` (rows, length - 1) marks
+    where they are predicted, `targets_N` are their tokens, `row_N` their rows."""
 
-    def __init__(self, model: Any, temperature: float, aggregation: str) -> None:
+    tokens: torch.Tensor
+    predicts: torch.Tensor
+    targets_N: torch.Tensor
+    row_N: torch.Tensor
+
+    def sums(self, values_N: torch.Tensor) -> torch.Tensor:
+        """The sum of `values_N` over each row, at each of the row's positions."""
+        rows = torch.zeros(len(self.tokens), dtype=values_N.dtype, device=values_N.device)
+        return rows.index_add(0, self.row_N, values_N)[self.row_N]
+
+
+def pack(rows: Sequence[ScoredTokens], device: torch.device) -> Packed:
+    """Right padding needs no attention mask under causal attention."""
+    length = max(len(r.tokens_T) for r in rows)
+    tokens = torch.zeros(len(rows), length, dtype=torch.long)
+    mask = torch.zeros(len(rows), length, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row.tokens_T)] = torch.tensor(row.tokens_T)
+        mask[i, : len(row.tokens_T)] = torch.tensor(row.action_mask_T, dtype=torch.bool)
+    tokens, predicts = tokens.to(device), mask[:, 1:].to(device)
+    return Packed(tokens, predicts, tokens[:, 1:][predicts], predicts.nonzero()[:, 0])
+
+
+def silence_dropout(model: nn.Module) -> None:
+    """Set every dropout rate of a model to 0, whatever its own configuration says."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType]  # a float there
+
+
+class Scorer:
+    """Scores rows with `model` at `temperature`, as `objective` says. `reference` holds the frozen
+    weights that a KL is taken to; only a KL needs it."""
+
+    def __init__(
+        self, model: Any, temperature: float, objective: ObjectiveConfig, reference: Any = None
+    ) -> None:
         self.model = model
+        self.reference = reference
         self._temperature = temperature
-        self._weight = AGGREGATIONS[aggregation].weight
-        self.regularised = False
+        self._weight = AGGREGATIONS[objective.aggregation].weight
+        self._kl = objective.kl
+        self._in_loss = objective.kl.coefficient > 0.0 and objective.kl.place == "loss"
+        self._entropy = objective.entropy.coefficient
+        self._importance = objective.importance
+        self._one_weight = (objective.clip.kind, objective.clip.form) == ("gspo", "sequence")
+        self.regularised = self._in_loss or self._entropy > 0.0
 
     def __call__(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Score | None:
-        """None where no row has an action token: such rows have no gradient. Right padding needs no
-        attention mask under causal attention; logits are made at action positions only."""
+        """None where no row has an action token: such rows have no gradient."""
         used = [(r, c) for r, c in zip(rows, coefficients, strict=True) if any(r.action_mask_T)]
         if not used:
             return None
-        length = max(len(r.tokens_T) for r, _ in used)
-        tokens = torch.zeros(len(used), length, dtype=torch.long)
-        mask = torch.zeros(len(used), length, dtype=torch.bool)
-        for i, (row, _) in enumerate(used):
-            tokens[i, : len(row.tokens_T)] = torch.tensor(row.tokens_T)
-            mask[i, : len(row.tokens_T)] = torch.tensor(row.action_mask_T, dtype=torch.bool)
-        hidden = self.model.base_model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-        predicts = mask[:, 1:]
-        logits = self.model.get_output_embeddings()(hidden[predicts])
-        targets = tokens[:, 1:][predicts]
-        logprobs = log_softmax(logits / self._temperature, -1).gather(1, targets[:, None])[:, 0]
-        scaled = [c * self._weight(sum(r.action_mask_T)) for r, c in used]
-        weights = torch.tensor(scaled, dtype=logprobs.dtype)
-        return Score((logprobs * weights[:, None].expand_as(predicts)[predicts]).sum())
+        kept = [r for r, _ in used]
+        packed = pack(kept, self.model.get_input_embeddings().weight.device)
+        logprobs_NV = self._logprobs(self.model, packed)
+        logprobs_N = logprobs_NV.gather(1, packed.targets_N[:, None])[:, 0]
+        scale_N = logprobs_N.new_tensor([self._weight(sum(r.action_mask_T)) for r in kept])
+        scale_N = scale_N[packed.row_N]
+        weights_N = scale_N * logprobs_N.new_tensor([c for _, c in used])[packed.row_N]
+        if self._importance.kind != "none":
+            weights_N = weights_N * self._ratios(kept, packed, logprobs_N.detach())
+        # A token of weight 0 is left out, not multiplied: 0 x inf would be NaN.
+        policy = (torch.where(weights_N != 0.0, logprobs_N, 0.0) * weights_N).sum()
+        if not self.regularised:
+            return Score(policy)
+        always = torch.zeros_like(policy)
+        if self._in_loss:
+            kl_N = self._kl_estimate(logprobs_N, self._reference_logprobs(packed))
+            always = always - self._kl.coefficient * (scale_N * kl_N).sum()
+        if self._entropy > 0.0:
+            entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+            always = always + self._entropy * (scale_N * entropy_N).sum()
+        return Score(policy, always)
+
+    def reference_kl(self, row: ScoredTokens) -> float:
+        """Sum over a trajectory's action tokens of log policy - log reference (k1, math.md section
+        4), without a gradient: what KL in the reward subtracts, before its coefficient."""
+        if not any(row.action_mask_T):
+            return 0.0
+        packed = pack([row], self.model.get_input_embeddings().weight.device)
+        with torch.no_grad():
+            logprobs_NV = self._logprobs(self.model, packed)
+            logprobs_N = logprobs_NV.gather(1, packed.targets_N[:, None])[:, 0]
+        return float((logprobs_N - self._reference_logprobs(packed)).double().sum())
+
+    def _logprobs(self, model: Any, packed: Packed) -> torch.Tensor:
+        """Log-probabilities over the vocabulary (N, V); logits are made at action positions
+        only."""
+        inputs = packed.tokens[:, :-1]
+        hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
+        logits = model.get_output_embeddings()(hidden[packed.predicts])
+        return log_softmax(logits / self._temperature, -1)
+
+    def _reference_logprobs(self, packed: Packed) -> torch.Tensor:
+        with torch.no_grad():
+            logprobs_NV = self._logprobs(self.reference, packed)
+            return logprobs_NV.gather(1, packed.targets_N[:, None])[:, 0]
+
+    def _kl_estimate(self, logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
+        """k2 or k3 of each token (math.md section 4)."""
+        if self._kl.estimator == "k2":
+            return 0.5 * (logprobs_N - reference_N).square()
+        log_ratio_N = (reference_N - logprobs_N).clamp(max=LOG_RATIO_LIMIT)
+        return log_ratio_N.exp() - log_ratio_N - 1.0
+
+    def _ratios(
+        self, rows: Sequence[ScoredTokens], packed: Packed, logprobs_N: torch.Tensor
+    ) -> torch.Tensor:
+        """The importance weight of each token against the engine (math.md section 7)."""
+        behaviour = [
+            b
+            for r in rows
+            for b, m in zip(r.behaviour_logprobs_T or (), r.action_mask_T, strict=True)
+            if m
+        ]
+        log_ratio_N = logprobs_N - logprobs_N.new_tensor(behaviour)
+        if self._importance.level == "sequence":
+            log_ratio_N = packed.sums(log_ratio_N)
+        ratio_N = log_ratio_N.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        low, high = self._importance.low or 0.0, self._importance.high or 0.0
+        if self._importance.kind == "truncate":
+            ratio_N = ratio_N.clamp(max=high)
+        else:
+            ratio_N = torch.where((ratio_N >= low) & (ratio_N <= high), ratio_N, 0.0)
+        if self._one_weight:
+            return packed.sums(ratio_N) / packed.sums(torch.ones_like(ratio_N))
+        return ratio_N

@@ -7,6 +7,7 @@ service.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -26,9 +27,11 @@ from torch import (
 )
 
 from harness.cluster.worker import load
+from harness.config import ObjectiveConfig
+from harness.hardware import available_bytes
 from harness.learner.client import ScoredTokens
 from harness.learner.parity_bench import ParityBench
-from harness.learner.scoring import Scorer
+from harness.learner.scoring import Scorer, silence_dropout
 from harness.policy import lora
 from harness.policy.load import load_for_training
 from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats
@@ -51,7 +54,7 @@ class TorchLearner:
         publish_folder: str,
         dtype: str = "float32",
         temperature: float = 1.0,
-        aggregation: str = "token_mean",
+        objective: ObjectiveConfig | None = None,
         threads: int = 1,
         adapters: lora.Adapters | None = None,
         model: Any = None,
@@ -60,6 +63,7 @@ class TorchLearner:
         torch.use_deterministic_algorithms(True)
         if model is None:
             model = load_for_training(Path(policy), getattr(torch, dtype), adapters)
+        silence_dropout(model)
         self.model = model
         self.model.train()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -76,7 +80,11 @@ class TorchLearner:
         self._ledger = load(ledger)(dtype=self._dtype if storage != dtype else None, **options)
         self._total: Buffers | None = None
         self._folder = Path(publish_folder)
-        self._scorer = Scorer(self.model, temperature, aggregation)
+        objective = objective or ObjectiveConfig()
+        reference = None
+        if objective.kl.coefficient > 0.0:
+            reference = copy.deepcopy(self.model).requires_grad_(False)
+        self.scorer = Scorer(self.model, temperature, objective, reference)
         self._intervals: list[Interval] = []
         self.version = 0
 
@@ -105,7 +113,7 @@ class TorchLearner:
 
     def _weighted(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Buffers:
         """The whole objective's gradient of `rows`, in one backward."""
-        score = self._scorer(rows, coefficients)
+        score = self.scorer(rows, coefficients)
         if score is None:
             return self._backward(None)[0]
         always = score.always
@@ -114,7 +122,7 @@ class TorchLearner:
     def _captured(self, rows: Sequence[ScoredTokens]) -> tuple[Buffers, Buffers | None]:
         """The score gradient H of `rows` and, apart from it, that of the reward-independent terms
         (None where the objective has none)."""
-        score = self._scorer(rows, [1.0] * len(rows))
+        score = self.scorer(rows, [1.0] * len(rows))
         if score is None:
             return self._backward(None)[0], None
         if score.always is None:
@@ -138,6 +146,7 @@ class TorchLearner:
             args["trajectories"] = [r.trajectory_id for r in rows]
             args["groups"] = sorted({r.group for r in rows})
             args["tokens"] = sum(len(r.tokens_T) for r in rows)
+            args["padded"] = len(rows) * max(len(r.tokens_T) for r in rows)
         self._intervals.append(Interval("learner/0", name, start_s, time.monotonic(), args))
 
     # -- the verbs ---------------------------------------------------------------------------------
@@ -146,7 +155,7 @@ class TorchLearner:
         """Final-first (math.md section 2): one weighted backward straight into the total. A
         coefficient of exactly 0 costs nothing, unless there are reward-independent terms."""
         start_s = time.monotonic()
-        regularised = self._scorer.regularised
+        regularised = self.scorer.regularised
         used = [(r, c) for r, c in zip(rows, coefficients, strict=True) if regularised or c != 0.0]
         if not used:
             return
@@ -177,6 +186,14 @@ class TorchLearner:
             if part[0].reward is not None:
                 self._ledger.commit(ids, part[0].reward)
             self._busy("capture", start_s, part)
+
+    def reference_kl(self, rows: Sequence[ScoredTokens]) -> list[float]:
+        """Each trajectory's sum of log policy - log reference. One forward per trajectory, so that
+        its reward does not depend on which others ended at the same time."""
+        start_s = time.monotonic()
+        found = [self.scorer.reference_kl(row) for row in rows]
+        self._busy("reference_kl", start_s, rows)
+        return found
 
     def commit(self, trajectory_id: str, reward: float) -> None:
         self._ledger.commit([trajectory_id], reward)
@@ -216,6 +233,8 @@ class TorchLearner:
             learning_rate=self.optimizer.param_groups[0]["lr"],
             ledger_buffers_peak=self._ledger.buffers_peak,
             ledger_bytes_peak=self._ledger.bytes_peak,
+            buffer_bytes=sum(p.numel() for p in self.parameters) * self._dtype.itemsize,
+            free_bytes=available_bytes(),
         )
         self._ledger.reset_peaks()
         self._busy("step", start_s)
