@@ -103,6 +103,11 @@ class Trajectory:
         """|o_i|: the number of generated tokens."""
         return sum(self.action_mask_T)
 
+    @property
+    def verdict_reward(self) -> float | None:
+        """The verifier's own reward, where `reward` is less a penalty."""
+        return self.report.get("verdict_reward", self.reward)
+
 
 @dataclass
 class Group:
