@@ -6,6 +6,7 @@ harness.protocols re-exports these names, so that the rest of the code has one p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -47,9 +48,23 @@ class ExecResult:
 
 
 @dataclass(frozen=True)
+class ImageBuild:
+    """How a container engine makes an image that it lacks: a tar of a Dockerfile and its context.
+    `base` is the image that the Dockerfile starts from, for the choice of engine."""
+
+    context: bytes = field(repr=False)
+    base: str
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
 class SandboxSpec:
     """What a sandbox is made of. `image` is read by container engines; bubblewrap uses the host's
-    system read-only and the folders in `read_only_binds` (host path -> path inside)."""
+    system read-only and the folders in `read_only_binds` (host path -> path inside).
+
+    Folders in `scratch_paths` are empty, writable and in memory, `scratch_mb` each; bubblewrap adds
+    /tmp and the workdir. Container engines alone know an image's own user and workdir ("" means
+    those), `build`, `capabilities`, the network `bridge`, and `file_mb`, which bounds each file."""
 
     image: str
     workdir: str = "/testbed"
@@ -57,16 +72,21 @@ class SandboxSpec:
     cpus: float = 1.0
     pids: int = 256
     scratch_mb: int = 256
-    network: Literal["none"] = "none"
+    network: Literal["none", "bridge"] = "none"
     user: str = "65532"
     environment: Mapping[str, str] = field(default_factory=dict)
     read_only_binds: Mapping[str, str] = field(default_factory=dict)
+    scratch_paths: Sequence[str] = ("/tmp",)
+    capabilities: Sequence[str] = ()
+    file_mb: int | None = None
+    build: ImageBuild | None = None
 
 
 class Sandbox(Protocol):
     """One isolated machine. Not shared between tasks: `exec` runs one command at a time."""
 
     sandbox_id: str
+    from_image: bool  # whether its files are those of the spec's image
 
     async def exec(
         self, command: str, *, timeout_s: float, max_output_bytes: int = 65536
@@ -82,6 +102,11 @@ class Sandbox(Protocol):
         ...
 
     async def get(self, path: str) -> bytes: ...
+
+    async def end_processes(self) -> None:
+        """Kill whatever commands have left running. Afterwards nothing inside runs; raises
+        InfrastructureError where something cannot be killed."""
+        ...
 
     async def stop(self) -> None:
         """End every process inside and remove every trace, verified. Idempotent."""
@@ -112,12 +137,14 @@ class SandboxProvider(Protocol):
 @dataclass(frozen=True)
 class Task:
     """One problem. `difficulty` is a coarse label for counting (losses, drops), `payload` is the
-    environment's own record (for swebench: the instance as a dict)."""
+    environment's own record (for swebench: the instance as a dict). `time_limit_s` is the task's
+    own limit on its agent; the lower one of it and rollout.time_limit_s holds."""
 
     task_id: str
     split: str
     difficulty: str
     payload: Mapping[str, Any] = field(repr=False)
+    time_limit_s: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ request is its verb, of an answer `ok` or `error` (then errno and a message):
     put base (path mode content)...         ->
     untar base content                      ->
     get path max_bytes                      -> content
+    kill                                    -> how many processes could not be killed
 
 Arguments: `workdir=/testbed`; `become=65532`, a user and group id to change to for good where it
 was started as root (the workdir is given to it); and limits to watch over where no cgroup does:
@@ -210,6 +211,10 @@ class Server:
             elif verb == b"get":
                 path = os.path.join(self.workdir.encode(), bytes(request[1]))
                 self.answer(b"ok", self.get(path, int(bytes(request[2]))))
+            elif verb == b"kill":
+                self.kill_everything()
+                left = [n for n in os.listdir("/proc") if n.isdigit() and n != "1"]
+                self.answer(b"ok", b"%d" % len(left))
             else:
                 self.answer(b"error", b"%d" % errno.ENOSYS, b"unknown verb " + verb)
         except OSError as error:

@@ -92,7 +92,6 @@ def sandbox_command(
     bwrap: str, system: list[str], spec: SandboxSpec, group: Group | None
 ) -> list[str]:
     """The whole bwrap command line; without a group the server inside watches the limits."""
-    scratch = ["--size", str(spec.scratch_mb << 20), "--perms", "0777", "--tmpfs"]
     environment = {
         "PATH": _path_inside(),
         "HOME": "/tmp",
@@ -105,7 +104,7 @@ def sandbox_command(
         *(bwrap, *isolation_arguments(), "--hostname", "sandbox", "--clearenv"),
         *("--die-with-parent", "--new-session", "--as-pid-1"),
         *system,
-        *(*scratch, "/tmp", *_open_parents(spec.workdir), *scratch, spec.workdir),
+        *_scratch(spec),
     ]
     for outside, inside in spec.read_only_binds.items():
         command += [*_open_parents(inside), "--ro-bind", outside, inside]
@@ -122,6 +121,12 @@ def sandbox_command(
             server.append(f"max_user_processes={spec.pids}")
     command += ["--remount-ro", "/", "--chdir", "/", "--"]
     return [*command, _interpreter(), "-I", "-S", _SERVER, *server]
+
+
+def _scratch(spec: SandboxSpec) -> list[str]:
+    size = ["--size", str(spec.scratch_mb << 20), "--perms", "0777", "--tmpfs"]
+    paths = dict.fromkeys(["/tmp", spec.workdir, *spec.scratch_paths])
+    return [word for path in paths for word in (*_open_parents(path), *size, path)]
 
 
 def _interpreter() -> str:

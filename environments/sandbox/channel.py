@@ -116,6 +116,8 @@ def decode_result(answer: Sequence[bytes]) -> ExecResult:
 class ChannelSandbox(ABC):
     """What both kinds of sandbox share: everything but being started and being removed."""
 
+    from_image = False
+
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
         self._channel: Channel | None = None
@@ -205,6 +207,12 @@ class ChannelSandbox(ABC):
         """Raises OSError (FileNotFoundError and so on) where the path is not a readable file."""
         (content,) = await self._transfer((b"get", os.fsencode(path), b"%d" % MAX_GET_BYTES))
         return content
+
+    async def end_processes(self) -> None:
+        (left,) = await self._transfer((b"kill",))
+        if left != b"0":
+            message = f"{self.sandbox_id}: {left[:20]!r} processes do not end"
+            raise InfrastructureError("exec_transport", message)
 
     async def _transfer(self, request: Fields) -> list[bytes]:
         try:

@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from environments.protocols import InfrastructureError, SandboxSpec
+from environments.protocols import ImageBuild, InfrastructureError, SandboxSpec
 from environments.sandbox.cgroups import process_start
 from environments.sandbox.channel import KILLED_EXIT_CODE, Channel, ChannelSandbox
-from environments.sandbox.images import SCRATCH_LABEL, connect
+from environments.sandbox.images import SCRATCH_LABEL, build_image, connect
 from environments.sandbox.provider import Provider
 
 LABEL = "thundersync."
@@ -78,6 +78,8 @@ def is_orphan(labels: dict[str, str], state: str) -> bool:
 
 
 class DockerSandbox(ChannelSandbox):
+    from_image = True
+
     def __init__(self, sandbox_id: str, provider: DockerProvider, spec: SandboxSpec) -> None:
         super().__init__(sandbox_id)
         self._provider = provider
@@ -98,6 +100,8 @@ class DockerSandbox(ChannelSandbox):
         from requests.exceptions import RequestException
 
         api = self._provider.client.api
+        if self._spec.build is not None:
+            await self._provider.build(self._spec.image, self._spec.build)
         try:
             options = await self._engine(self._provider.container_options, self._spec)
             await self._engine(api.create_container, name=self.sandbox_id, **options)
@@ -207,6 +211,7 @@ class DockerProvider(Provider):
         }
         self.server = Path(__file__).with_name("agent_server.py").read_bytes()
         self._scratch: dict[str, str] = {}
+        self._builds: dict[str, asyncio.Task[None]] = {}
 
     @classmethod
     async def open(cls, *, run_id: str, max_parallel: int, why: str) -> DockerProvider:
@@ -230,14 +235,27 @@ class DockerProvider(Provider):
         assert isinstance(sandbox, DockerSandbox)
         await sandbox.launch()
 
+    async def build(self, image: str, build: ImageBuild) -> None:
+        """Make an image that the engine lacks, once however many sandboxes wait for it; one that
+        failed is tried again by the next sandbox that asks. Raises InfrastructureError."""
+        running = self._builds.get(image)
+        if running is None or (running.done() and running.exception() is not None):
+            running = asyncio.create_task(asyncio.to_thread(build_image, image, build))
+            self._builds[image] = running
+        await asyncio.shield(running)
+
     async def _close(self) -> None:
+        await asyncio.gather(*self._builds.values(), return_exceptions=True)
+        await asyncio.to_thread(self._close_client)
+
+    def _close_client(self) -> None:
         from docker.errors import APIError
         from requests.exceptions import RequestException
 
         try:
             # Where the engine is gone, the count of those that could not be removed stands.
             with contextlib.suppress(APIError, RequestException):
-                self.counters.leaked = len(await asyncio.to_thread(self._left))
+                self.counters.leaked = len(self._left())
         finally:
             self.threads.shutdown(wait=False)
             self.client.close()
@@ -249,11 +267,13 @@ class DockerProvider(Provider):
 
     def container_options(self, spec: SandboxSpec) -> dict[str, Any]:
         """Arguments of create_container."""
+        from docker.types import Ulimit
+
         scratch_path = self._scratch_of(spec.image)
         user = spec.user.partition(":")[0]
         owner = f",uid={user},gid={user}" if user.isdigit() else ""
         mount = f"rw,exec,nosuid,nodev,size={spec.scratch_mb}m,mode=0777{owner}"
-        tmpfs = {"/tmp": mount}
+        tmpfs = dict.fromkeys(spec.scratch_paths, mount)
         if scratch_path == spec.workdir:
             tmpfs[spec.workdir] = mount
         binds = {
@@ -261,10 +281,13 @@ class DockerProvider(Provider):
             for outside, inside in spec.read_only_binds.items()
         }
         api = self.client.api
+        file_bytes = (spec.file_mb or 0) << 20
+        limits = [Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)] if file_bytes else []
+        workdir = spec.workdir or self._image_config(spec.image)["WorkingDir"] or "/"
         return {
             "image": spec.image,
             "entrypoint": ["python3", "-I", "-S", "-c", _BOOTSTRAP],
-            "command": [f"workdir={spec.workdir}"],
+            "command": [f"workdir={workdir}"],
             "user": spec.user,
             "hostname": "sandbox",
             "working_dir": "/",
@@ -280,6 +303,8 @@ class DockerProvider(Provider):
             "host_config": api.create_host_config(
                 binds=binds,
                 cap_drop=["ALL"],
+                cap_add=list(spec.capabilities),
+                ulimits=limits,
                 security_opt=["no-new-privileges"],
                 network_mode=spec.network,
                 mem_limit=spec.memory_mb << 20,
@@ -296,6 +321,9 @@ class DockerProvider(Provider):
     def _scratch_of(self, image: str) -> str:
         """The empty directory that an image's label offers as scratch; '' where there is none."""
         if image not in self._scratch:
-            labels = self.client.api.inspect_image(image)["Config"]["Labels"] or {}
+            labels = self._image_config(image)["Labels"] or {}
             self._scratch[image] = labels.get(SCRATCH_LABEL, "")
         return self._scratch[image]
+
+    def _image_config(self, image: str) -> dict[str, Any]:
+        return self.client.api.inspect_image(image)["Config"]

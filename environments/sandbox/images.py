@@ -15,10 +15,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from environments.protocols import UsageError
+from environments.protocols import ImageBuild, InfrastructureError, UsageError
 
 MINI_IMAGE = "thundersync/mini:1"
 DEFAULT_BASE = "python:3.11-slim"
@@ -90,6 +91,33 @@ def has_image(client: Any, image: str) -> bool:
     except ImageNotFound:
         return False
     return True
+
+
+def build_image(image: str, build: ImageBuild) -> None:
+    """Make `image` from its Dockerfile where the engine lacks it; raises InfrastructureError with
+    the last that the engine said. Giving up ends the build: the engine follows the connection."""
+    from docker.errors import APIError
+    from requests.exceptions import RequestException
+
+    client = connect(_BUILD_LIMIT_S)
+    try:
+        if has_image(client, image):
+            return
+        give_up = time.monotonic() + build.timeout_s
+        stream = client.api.build(
+            fileobj=io.BytesIO(build.context), custom_context=True, tag=image,
+            rm=True, forcerm=True, decode=True,
+        )  # fmt: skip
+        for said in stream:
+            if "error" in said:
+                raise InfrastructureError("image", f"{image}: {said['error'].strip()[:300]}")
+            if time.monotonic() > give_up:
+                limit = f"the build takes longer than {build.timeout_s:.0f} s"
+                raise InfrastructureError("image", f"{image}: {limit}")
+    except (APIError, RequestException) as error:
+        raise InfrastructureError("image", f"{image}: {str(error)[:300]}") from error
+    finally:
+        client.close()
 
 
 def build_from_image(client: Any, base: str) -> None:

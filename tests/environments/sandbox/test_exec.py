@@ -187,3 +187,13 @@ def test_cpu_time_is_told_from_wall_time(backend):
     assert rest.duration_s >= 0.4
     assert rest.cpu_s < 0.1 < spin.cpu_s
     assert cut.timed_out and cut.cpu_s > 0.1
+
+
+def test_end_processes_leaves_nobody_and_the_sandbox_usable(backend):
+    async def body(sandbox):
+        await sandbox.exec("(trap '' TERM; while :; do :; done) & setsid sleep 99 &", timeout_s=20)
+        await sandbox.end_processes()
+        listed = await sandbox.exec("echo /proc/[0-9]*", timeout_s=20)
+        return listed.output.split()
+
+    assert len(backend.run(body)) == 2  # PID 1 and the shell that looks

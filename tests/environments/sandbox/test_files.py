@@ -80,3 +80,16 @@ def test_large_files(backend):
         assert await sandbox.get("large") == content
 
     backend.run(body)
+
+
+def test_scratch_paths_are_empty_writable_and_bounded(backend):
+    async def body(sandbox):
+        full = await sandbox.exec("head -c 100M /dev/zero > /logs/verifier/x", timeout_s=20)
+        assert "No space left" in full.output
+        moved = await sandbox.exec("rmdir /tests", timeout_s=20)
+        assert moved.exit_code != 0  # a mount point: nothing can take its place
+        await sandbox.put({"test.sh": b"#!/bin/sh\necho ran\n"}, base="/tests")
+        return (await sandbox.exec("/tests/test.sh", timeout_s=20)).output
+
+    paths = ("/tmp", "/tests", "/logs/verifier")
+    assert backend.run(body, scratch_paths=paths) == "ran\n"
