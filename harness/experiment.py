@@ -26,7 +26,7 @@ from harness.learner.log import LoggedLearner
 from harness.manifest import manifest
 from harness.objectives.grpo import Grpo
 from harness.parity import describe
-from harness.parts import Parts, make_rollouts, open_parts
+from harness.parts import Parts, make_rollouts, open_parts, reward_penalty
 from harness.protocols import Schedule, Trajectory
 from harness.records import Records
 from harness.replay import Replay
@@ -133,7 +133,9 @@ class Experiment:
         config = self._config
         self._display.phase("training")
         self._display.budget(config.budget.kind, config.budget.limit)
-        rollouts = make_rollouts(config, parts, config.rollout.temperature)
+        rollouts = make_rollouts(
+            config, parts, config.rollout.temperature, reward_penalty(config, parts.learner)
+        )
         source: Any = rollouts
         if config.replay is not None:
             source = Replay(

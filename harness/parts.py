@@ -16,8 +16,8 @@ from harness.config import Config
 from harness.learner.client import TorchLearnerClient
 from harness.objectives.estimators import ESTIMATORS
 from harness.policy import lora
-from harness.protocols import Environment, SandboxProvider, Task
-from harness.rollout import Rollouts
+from harness.protocols import Environment, Learner, SandboxProvider, Task, Trajectory
+from harness.rollout import Penalty, Rollouts
 
 ENVIRONMENTS = {"swebench": "environments.swebench.environment:SweBench"}
 
@@ -150,8 +150,25 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
     }
 
 
-def make_rollouts(config: Config, parts: Parts, temperature: float) -> Rollouts:
-    """The agent loop at one sampling temperature (training and evaluation may differ)."""
+def reward_penalty(config: Config, learner: Learner) -> Penalty | None:
+    """What training subtracts from a verdict's reward: coefficient x (log policy - log reference)
+    of the whole trajectory; None where the objective has no KL in the reward."""
+    kl = config.objective.kl
+    if kl.place != "reward" or kl.coefficient == 0.0:
+        return None
+
+    async def penalty(trajectory: Trajectory) -> float:
+        (log_ratio,) = await learner.reference_kl([trajectory])
+        return kl.coefficient * log_ratio
+
+    return penalty
+
+
+def make_rollouts(
+    config: Config, parts: Parts, temperature: float, penalty: Penalty | None = None
+) -> Rollouts:
+    """The agent loop at one sampling temperature (training and evaluation may differ, and only
+    training has a `penalty`)."""
     policy = PolicyAgent(parts.engine, parts.chat, config.rollout, temperature)
 
     def make_agent(task: Task) -> Agent:
@@ -166,4 +183,5 @@ def make_rollouts(config: Config, parts: Parts, temperature: float) -> Rollouts:
         parts.clock,
         config.rollout,
         parts.clock.origin_s,
+        penalty,
     )

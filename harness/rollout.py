@@ -12,7 +12,8 @@ import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from harness.agents import Agent
 from harness.batch import LiveBatch
@@ -40,6 +41,7 @@ from harness.protocols import (
 
 Emit = Callable[[Event], None]
 MakeAgent = Callable[[Task], Agent]
+Penalty = Callable[[Trajectory], Coroutine[Any, Any, float]]
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -77,7 +79,11 @@ class Rollouts:
         clock: Clock,
         limits: RolloutConfig,
         origin_s: float,
+        penalty: Penalty | None = None,
     ) -> None:
+        """`penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
+        reward); the verdict's own stays in the trajectory's report."""
+        self._penalty = penalty
         self._environment = environment
         self._make_agent = make_agent
         self._provider = provider
@@ -146,6 +152,7 @@ class Rollouts:
         agent = self._make_agent(task)
         slot = self._slots.take()
         sandbox: Sandbox | None = None
+        penalty = None
         trajectory.started_s = clock.now()
         try:
             try:
@@ -158,6 +165,10 @@ class Rollouts:
                 await agent.close(trajectory)
             trajectory.finished_s = clock.now()
             emit(TrajectoryFinished(trajectory))
+            if self._penalty is not None:  # while the verifier runs
+                penalty = clock.spawn(
+                    self._penalty(trajectory), f"penalty-{trajectory.trajectory_id}"
+                )
             verdict = Verdict(0.0, {"submitted": False})
             if trajectory.end == "submit":
                 submission = await environment.collect(task, sandbox)
@@ -169,6 +180,8 @@ class Rollouts:
                 await sandbox.stop()
             self._slots.give(slot)
         # Only now: until its sandbox is gone the trajectory can still be lost.
+        if penalty is not None:
+            verdict = _shaped(trajectory, verdict, await penalty)
         trajectory.reward, trajectory.report = verdict.reward, verdict.report
         trajectory.reward_s = clock.now()
         emit(RewardArrived(trajectory))
@@ -250,6 +263,15 @@ class Rollouts:
                 {"trajectory": trajectory.trajectory_id, "group": trajectory.group},
             )
         )
+
+
+def _shaped(trajectory: Trajectory, verdict: Verdict, penalty: float) -> Verdict:
+    """The verdict less a penalty, its own reward in the report. Raises ValueError where that is no
+    number: a defect of the policy, never an infrastructure failure."""
+    if not math.isfinite(penalty):
+        raise ValueError(f"{trajectory.trajectory_id}: a penalty of {penalty} on the reward")
+    parts = {"verdict_reward": verdict.reward, "kl_penalty": penalty}
+    return Verdict(verdict.reward - penalty, {**verdict.report, **parts})
 
 
 def _action_start(trajectory: Trajectory) -> int:

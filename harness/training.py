@@ -239,7 +239,7 @@ class Training:
         trained = sum(tokens for _, tokens in ages)
         self.tokens_trained += trained
         self.staleness += ages
-        rewards = [t.reward for t in kept if t.reward is not None]
+        rewards = [r for r in (t.verdict_reward for t in kept) if r is not None]
         degenerate = sum(not g.dropped and self._objective.degenerate(g) for g in batch.groups)
         return {
             "update": self.budget.counters.updates,
