@@ -89,6 +89,24 @@ class UpdateTimings:
         """When the group's last reward arrived, on the run's clock."""
         return max((t.reward_s for t in group.trajectories), default=self.last_event_s)
 
+    @property
+    def arrival_correlation(self) -> float | None:
+        """Intraclass correlation of arrival times (rewards) within groups, one-way ANOVA: 1 where
+        a group arrives at one moment, around 0 where groups do not matter. None where that cannot
+        be told."""
+        samples = [[t.reward_s for t in g.trajectories] for g in self.groups if g.trajectories]
+        count, groups = sum(map(len, samples)), len(samples)
+        if groups < 2 or count <= groups:
+            return None
+        mean = statistics.fmean(s for sample in samples for s in sample)
+        centres = [statistics.fmean(sample) for sample in samples]
+        between = sum(len(x) * (c - mean) ** 2 for x, c in zip(samples, centres, strict=True))
+        within = sum((s - c) ** 2 for x, c in zip(samples, centres, strict=True) for s in x)
+        size = (count - sum(len(x) ** 2 for x in samples) / count) / (groups - 1)
+        between, within = between / (groups - 1), within / (count - groups)
+        scale = between + (size - 1) * within
+        return (between - within) / scale if scale else None
+
     def passes(self, names: Iterable[str]) -> list[tuple[int, float]]:
         """(padded tokens, seconds) of the backward passes of these names."""
         wanted = set(names)

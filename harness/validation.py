@@ -19,7 +19,7 @@ from harness.policy.load import resolve
 from harness.protocols import UsageError
 
 _CHOICES: dict[str, Sequence[str | None]] = {
-    "schedule.release": ("batch", "group", "reward", "submit"),
+    "schedule.release": ("batch", "group", "reward", "submit", "auto"),
     "schedule.placement": ("disaggregated",),
     "agent.name": ("policy", "oracle", "nop"),
     "objective.name": ("grpo",),

@@ -24,6 +24,7 @@ from harness.protocols import (
     Group,
     GroupClosed,
     ParityFigures,
+    Release,
     RewardArrived,
     Schedule,
     StepStats,
@@ -31,8 +32,10 @@ from harness.protocols import (
     TrajectoryFinished,
     TrajectoryLost,
 )
+from harness.timings import History, UpdateTimings
 from harness.training import pack
 
+EVENT_S = 0.001  # short: the learner is what a rung's choice is about here
 Pack = Callable[[Sequence[Trajectory], int], list[list[Trajectory]]]
 
 
@@ -40,7 +43,7 @@ class RecordedBatch:
     """A batch whose events happen in a given order, `burst` at a time.
 
     Trajectories finish in the order of `arrival`; a trajectory's reward arrives (and is set, on a
-    copy of its own) `reward_delay` finishes later. Those in `retried` are lost once, after their
+    copy of its own) `reward_delay` finishes later; every event takes EVENT_S of a time of its own. Those in `retried` are lost once, after their
     last token, and finish again at once under another id.
     """
 
@@ -53,6 +56,7 @@ class RecordedBatch:
         retried: Container[str] = (),
     ) -> None:
         self.index = self.version = 0
+        self.now_s = 0.0
         self._burst = burst
         self._rewards = {t.trajectory_id: t.reward for t in arrival}
         self._events: list[Event] = []
@@ -87,8 +91,12 @@ class RecordedBatch:
     def _deliver(self, count: int) -> list[Event]:
         taken, self._events = self._events[:count], self._events[count:]
         for event in taken:
-            if isinstance(event, RewardArrived):
+            self.now_s += EVENT_S
+            if isinstance(event, TrajectoryFinished):
+                event.trajectory.finished_s = self.now_s
+            elif isinstance(event, RewardArrived):
                 event.trajectory.reward = self._rewards[event.trajectory.trajectory_id]
+                event.trajectory.reward_s = self.now_s
         return taken
 
     async def next(self) -> Event | None:
@@ -161,6 +169,11 @@ class RecordedRun:
         self._batches = batches
         self._pack = pack_chunks
         self._chunk_tokens = config.schedule.chunk_tokens
+        self.timings = History(separate=self._objective.regularised)
+        self.decisions: list[tuple[Release, str]] = []
+
+    def decided(self, release: Release, why: str) -> None:
+        self.decisions.append((release, why))
 
     async def batches(self) -> AsyncIterator[RecordedBatch]:
         for batch in self._batches:
@@ -182,7 +195,15 @@ class RecordedRun:
         return await self.learner.step(self._objective.normaliser(batch.groups))
 
     async def finish_update(self, batch: Any, stats: StepStats) -> None:
-        """The weights stay in the learner: nobody else needs them."""
+        """Keep what the update measured; the weights stay in the learner: nobody else needs
+        them."""
+        intervals = self.learner.service.drain_intervals()
+        self.timings.add(
+            UpdateTimings(
+                batch.groups, 0.0, batch.now_s, batch.now_s, intervals, None, stats.buffer_bytes,
+                stats.free_bytes,
+            )
+        )  # fmt: skip
 
 
 def play(

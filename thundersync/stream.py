@@ -14,28 +14,42 @@ from typing import cast
 from harness.config import Config
 from harness.protocols import Batch, FoldSpec, Group, Release, Run, Trajectory
 from thundersync.hand import Hand
+from thundersync.release import buffers_per_group, choose
 
 
 class Stream:
-    """`schedule=stream`. `schedule.release` is the rung of math.md section 3: batch, group, reward
-    or submit; `ledger.max_open_groups` bounds how many groups may hold ledger buffers, past it an
-    open group waits for its close."""
+    """`schedule=stream`. `schedule.release` is the rung of math.md section 3: batch, group, reward,
+    submit, or auto (thundersync/release.py); `ledger.max_open_groups` bounds how many groups may
+    hold ledger buffers, past it an open group waits for its close."""
 
     name = "stream"
 
     def __init__(self, config: Config) -> None:
         self.release: Release = cast(Release, config.schedule.release)
         self._max_open = config.ledger.max_open_groups
+        self._buffers_per_group = buffers_per_group(config)
 
     async def run(self, run: Run) -> None:
         """One optimizer step per batch until the budget ends."""
         async for batch in run.batches():
-            hand = Hand(self.release)
-            while await self._listen(batch, hand):
-                await self._work(run, hand)
-            await self._close(run, hand)
+            await self.play(run, batch, self._rung(run))
             stats = await run.step(batch)
             await run.finish_update(batch, stats)
+
+    def _rung(self, run: Run) -> Release:
+        """The next batch's rung; `auto` chooses it, and says why."""
+        if self.release != "auto":
+            return self.release
+        choice = choose(self.play, run, self._buffers_per_group)
+        run.decided(choice.release, choice.why)
+        return choice.release
+
+    async def play(self, run: Run, batch: Batch, release: Release) -> None:
+        """One update at one rung, up to its optimizer step."""
+        hand = Hand(release)
+        while await self._listen(batch, hand):
+            await self._work(run, hand)
+        await self._close(run, hand)
 
     async def _listen(self, batch: Batch, hand: Hand) -> bool:
         """Take what has happened; wait only when there is nothing to do. False at the batch's
