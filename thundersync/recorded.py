@@ -43,8 +43,9 @@ class RecordedBatch:
     """A batch whose events happen in a given order, `burst` at a time.
 
     Trajectories finish in the order of `arrival`; a trajectory's reward arrives (and is set, on a
-    copy of its own) `reward_delay` finishes later; every event takes EVENT_S of a time of its own. Those in `retried` are lost once, after their
-    last token, and finish again at once under another id.
+    copy of its own) `reward_delay` finishes later. Those in `retried` are lost once, after their
+    last token, and finish again at once under another id. Every event takes EVENT_S of a time of
+    its own.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -202,6 +202,12 @@ class Choice:
     why: str
 
 
+def earliest(fitting: Sequence[Release], ends_s: Mapping[Release, float]) -> Release:
+    """The first of `fitting` (what holds less comes first) that ends earliest, but for a tie."""
+    best_s = min(ends_s[r] for r in fitting)
+    return next(r for r in fitting if ends_s[r] <= best_s * (1 + TIE))
+
+
 def choose(play: Play, run: Run, buffers: int = 2) -> Choice:
     """The rung for the next batch; `buffers` is the most that a group can fill."""
     updates, costs = run.timings.updates[-LOOK_BACK:], run.timings.costs()
@@ -210,10 +216,9 @@ def choose(play: Play, run: Run, buffers: int = 2) -> Choice:
     found = {r: [predict(play, run, u, r, costs, buffers) for u in updates] for r in LADDER}
     held = {r: max(p.buffers for p in found[r]) * (updates[-1].buffer_bytes or 0) for r in LADDER}
     free = updates[-1].free_bytes
-    fitting: list[Release] = [r for r in LADDER if free is None or held[r] <= FREE_SHARE * free]
+    fitting = [r for r in LADDER if free is None or held[r] <= FREE_SHARE * free]
     ends_s = {r: statistics.fmean(p.end_s for p in found[r]) for r in LADDER}
-    best_s = min(ends_s[r] for r in fitting)
-    release = next(r for r in fitting if ends_s[r] <= best_s * (1 + TIE))
+    release = earliest(fitting, ends_s)
     refused = [r for r in LADDER if r not in fitting]
     wasted = statistics.fmean(p.wasted_s for p in found[release])
     memory = f"ledgers up to {held[release] / 1e6:.0f} MB" + (
