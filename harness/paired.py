@@ -1,20 +1,24 @@
-"""Two schedules on the same recorded updates, in turn, in one process: the controlled comparison.
+"""Schedules on the same recorded updates, in turn, in one process: the controlled comparison.
 
     python -m harness.paired replay=RUN/trajectories.jsonl updates=24 [a=schedule=sync
-    b=schedule=stream]
+    b=schedule=stream,schedule.release=group c=schedule=stream,schedule.release=auto ...]
+    [workload=recorded|long_verification|correlated_groups]
 
 Engine and learner are pinned to one core each; the engine decodes the recorded tokens at their real
-cost, tool calls and verification take their recorded time. Every recorded update is played under A
-and under B (A first on even updates, B first on odd ones), so that a machine whose speed drifts
-drifts under both. Prints the paired ratio A/B of the update times with its 95 % interval.
+cost, tool calls and verification take their recorded time, or that of the workload. Every recorded
+update is played under every variant, in an order that is rotated from update to update, so that a
+machine whose speed drifts drifts under all. Prints what each variant took and the paired ratio of
+the first variant's update times to its own, with the 95 % interval.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +28,15 @@ from harness.cluster.worker import load
 from harness.config import BudgetConfig, Config, flatten
 from harness.interrupt import run_async
 from harness.objectives.grpo import Grpo
+from harness.overlap import overlap, run_efficiency
 from harness.parts import Parts, open_parts
-from harness.protocols import UsageError
+from harness.protocols import Schedule, UsageError
 from harness.replay import Replay
 from harness.timeline import Timeline
+from harness.timings import History
 from harness.training import Row, Training
 from harness.validation import validate
+from harness.workload import WORKLOADS
 
 MAY_DIFFER = (
     "schedule.name",
@@ -39,6 +46,8 @@ MAY_DIFFER = (
     "ledger.max_open_groups",
 )
 PINNED = ("cluster.pin_cores=true", "tracking=none")
+LETTERS = "abcdefgh"
+COLUMNS = ("per_update_s", "rollout_s", "tail_s", "idle_learner", "idle_engine")
 
 
 def ratio_interval(a_s: Sequence[float], b_s: Sequence[float]) -> dict[str, float]:
@@ -62,53 +71,40 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-async def play(configs: Sequence[Config], updates: int) -> list[list[Row]]:
-    """Rows of every update, per config. The first recorded update is played once more, unmeasured,
-    under each: allocators and caches are then warm for both."""
-    rows: list[list[Row]] = [[] for _ in configs]
-    with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
-        async with open_parts(configs[0], "paired", Path(folder), say=say) as parts:
-            replay = Replay(
-                Path(str(configs[0].replay)),
-                parts.engine,
-                parts.clock,
-                configs[0].rollout.temperature,
-            )
-            version = 0
-            for config in configs:
-                version = (await _update(config, parts, replay, 0, version))["version"]
-            for update in range(updates):
-                order = range(len(configs)) if update % 2 == 0 else reversed(range(len(configs)))
-                for which in order:
-                    row = await _update(configs[which], parts, replay, update, version)
-                    version = row["version"]
-                    rows[which].append(row)
-                say(f"update {update + 1}/{updates}")
-    return rows
+class Variant:
+    """One schedule of the comparison: what it keeps from update to update, and its rows."""
 
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.schedule: Schedule = load(config.schedule.target)(config)
+        self.objective = Grpo(config.objective, config.rollout.group_size)
+        self.timings = History(separate=self.objective.regularised)
+        self.rows: list[Row] = []
 
-async def _update(config: Config, parts: Parts, replay: Replay, update: int, version: int) -> Row:
-    """One recorded update under one schedule; weights and optimizer go on from the last one."""
-    rows: list[Row] = []
-    training = Training(
-        learner=parts.learner,
-        engine=parts.engine,
-        objective=Grpo(config.objective, config.rollout.group_size),
-        budget=Budget(BudgetConfig("updates", 1), devices=2, clock=parts.clock),
-        clock=parts.clock,
-        timeline=Timeline(parts.clock.origin_s),
-        start_batch=_at(replay, update),
-        take_intervals=replay.take_intervals,
-        tasks=parts.environment.tasks(config.env.split),
-        groups_per_batch=config.rollout.groups_per_batch,
-        chunk_tokens=config.schedule.chunk_tokens,
-        seed=config.seed,
-        version=version,
-        on_update=rows.append,
-        on_trajectory=lambda trajectory, batch: None,
-    )
-    await load(config.schedule.target)(config).run(training)
-    return rows[0]
+    async def update(self, parts: Parts, replay: Replay, update: int, version: int) -> Row:
+        """One recorded update; weights and optimizer go on from the last one, whoever made it."""
+        config, rows = self.config, list[Row]()
+        training = Training(
+            learner=parts.learner,
+            engine=parts.engine,
+            objective=self.objective,
+            budget=Budget(BudgetConfig("updates", 1), devices=2, clock=parts.clock),
+            clock=parts.clock,
+            timeline=Timeline(parts.clock.origin_s),
+            start_batch=_at(replay, update),
+            take_intervals=replay.take_intervals,
+            tasks=parts.environment.tasks(config.env.split),
+            groups_per_batch=config.rollout.groups_per_batch,
+            chunk_tokens=config.schedule.chunk_tokens,
+            seed=config.seed,
+            version=version,
+            release=self.schedule.release,
+            timings=self.timings,
+            on_update=rows.append,
+            on_trajectory=lambda trajectory, batch: None,
+        )
+        await self.schedule.run(training)
+        return rows[0]
 
 
 def _at(replay: Replay, update: int) -> Callable[..., Any]:
@@ -118,55 +114,162 @@ def _at(replay: Replay, update: int) -> Callable[..., Any]:
     return start
 
 
-def report(configs: Sequence[Config], rows: Sequence[Sequence[Row]]) -> dict[str, Any]:
-    """What the comparison says, ready for JSON."""
+async def play(variants: Sequence[Variant], updates: int, workload: str) -> None:
+    """Fill the variants' rows. The first recorded update is played once more, unmeasured, under
+    each: allocators and caches are then warm for all."""
+    config = variants[0].config
+    with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
+        async with open_parts(config, "paired", Path(folder), say=say) as parts:
+            replay = Replay(
+                Path(str(config.replay)), parts.engine, parts.clock, config.rollout.temperature,
+                workload, config.seed,
+            )  # fmt: skip
+            version = 0
+            for variant in variants:
+                version = (await variant.update(parts, replay, 0, version))["version"]
+            for update in range(updates):
+                turn = update % len(variants)
+                for variant in [*variants[turn:], *variants[:turn]]:
+                    row = await variant.update(parts, replay, update, version)
+                    version = row["version"]
+                    variant.rows.append(row)
+                use_measured_costs(variants)
+                say(f"update {update + 1}/{updates}")
 
-    def mean(which: int, column: str) -> float:
-        return math.fsum(row[column] for row in rows[which]) / len(rows[which])
 
-    names = [f"{c.schedule.name}:{c.schedule.release}" for c in configs]
-    columns = ("per_update_s", "rollout_s", "tail_s", "idle_learner", "ledger_buffers_peak")
-    times = [[row["per_update_s"] for row in r] for r in rows]
+def use_measured_costs(variants: Sequence[Variant]) -> None:
+    """Where the synchronous schedule has just played the same update, what its passes took is what
+    they cost: exact, where a fit is an estimate."""
+    synchronous = [v for v in variants if v.schedule.name == "sync"]
+    if not synchronous:
+        return
+    cost_s = synchronous[0].timings.updates[-1].measured_s()
+    for variant in variants:
+        costs = variant.timings.costs()
+        fold_s = 0.0 if costs is None else costs.fold_s
+        found = overlap(variant.timings.updates[-1], cost_s, fold_s)
+        if found is not None:
+            variant.rows[-1] |= found.row()
+
+
+def describe(variant: Variant, first: Variant) -> dict[str, Any]:
+    """What one variant did over the updates; the ratio is the first's update time over its own."""
+    rows = variant.rows
+    figures = {c: statistics.fmean(row[c] for row in rows) for c in COLUMNS}
+    streams = variant.schedule.release not in (None, "batch")
     return {
-        "replay": str(configs[0].replay),
-        "updates": len(rows[0]),
-        "a": {"schedule": names[0], **{c: mean(0, c) for c in columns}},
-        "b": {"schedule": names[1], **{c: mean(1, c) for c in columns}},
-        "per_update_s_a_over_b": ratio_interval(*times),
+        "schedule": variant.schedule.name,
+        "release": variant.schedule.release,
+        **figures,
+        "overlap_efficiency": run_efficiency(rows) if streams else None,
+        "release_played": dict(Counter(str(row["release"]) for row in rows)),
+        "ledger_buffers_peak": max(row["ledger_buffers_peak"] for row in rows),
+        "first_over_this": None
+        if variant is first
+        else ratio_interval(
+            [row["per_update_s"] for row in first.rows], [row["per_update_s"] for row in rows]
+        ),
     }
 
 
-def parse(arguments: Sequence[str]) -> tuple[list[Config], int]:
-    """`a=` and `b=` give each schedule's overrides (comma-separated); the rest is for both."""
-    options = {"a": "schedule=sync", "b": "schedule=stream", "updates": "24"}
+def report(variants: Mapping[str, Variant], workload: str) -> dict[str, Any]:
+    """What the comparison says, ready for JSON."""
+    first = next(iter(variants.values()))
+    known = [u.arrival_correlation for u in first.timings.updates]
+    correlations = [c for c in known if c is not None]
+    return {
+        "replay": str(first.config.replay),
+        "workload": workload,
+        "workload_says": WORKLOADS[workload].says,
+        "arrival_correlation": statistics.fmean(correlations) if correlations else None,
+        "updates": len(first.rows),
+        "variants": {letter: describe(v, first) for letter, v in variants.items()},
+    }
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """The report in 100 columns, for people."""
+    lines = [
+        f"{found['updates']} updates, workload={found['workload']}: {found['workload_says']}; "
+        f"arrival correlation {_number(found['arrival_correlation'], '.2f')}",
+        f"{'':14}{'update':>8}{'rollout':>8}{'tail':>7}{'overlap':>8}{'idle learner':>13}"
+        f"{'buffers':>8}  {'first / this':<22}played at",
+    ]
+    for letter, v in found["variants"].items():
+        ratio = v["first_over_this"]
+        interval = (
+            "1"
+            if ratio is None
+            else f"{ratio['ratio']:.3f} ({ratio['low_95']:.3f}-{ratio['high_95']:.3f})"
+        )
+        played = ", ".join(f"{rung} x{n}" for rung, n in v["release_played"].items())
+        lines.append(
+            f"{letter} {v['schedule'] + ':' + str(v['release']):<12}{v['per_update_s']:8.2f}"
+            f"{v['rollout_s']:8.2f}{v['tail_s']:7.2f}{_number(v['overlap_efficiency'], '.2f'):>8}"
+            f"{v['idle_learner']:13.0%}{v['ledger_buffers_peak']:8d}  {interval:<22}{played}"
+        )
+    return lines
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def parse(arguments: Sequence[str]) -> tuple[dict[str, Config], int, str]:
+    """Each letter gives a variant's overrides (comma-separated); the rest is for all. Without any
+    letter a is sync and b is stream."""
+    letters: dict[str, str] = {}
+    options = {"updates": "24", "workload": "recorded"}
     shared: list[str] = list(PINNED)
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key in options:
             options[key] = value
+        elif len(key) == 1 and key in LETTERS:
+            letters[key] = value
         else:
             shared.append(argument)
+    letters = letters or {"a": "schedule=sync", "b": "schedule=stream"}
     if not options["updates"].isdigit() or int(options["updates"]) < 2:
         raise UsageError(f"updates={options['updates']}: a whole number of at least 2")
-    configs = [composition.compose(shared + options[k].split(",")) for k in ("a", "b")]
-    for config in configs:
+    if options["workload"] not in WORKLOADS:
+        raise UsageError(
+            f"workload={options['workload']}: not available; there is: {', '.join(WORKLOADS)}"
+        )
+    if len(letters) < 2:
+        raise UsageError(f"{next(iter(letters))}=...: give two variants or more, a to h")
+    configs = {
+        letter: composition.compose(shared + letters[letter].split(","))
+        for letter in sorted(letters)
+    }
+    _check(configs)
+    return configs, int(options["updates"]), options["workload"]
+
+
+def _check(configs: Mapping[str, Config]) -> None:
+    (first, reference), *others = configs.items()
+    for config in configs.values():
         validate(config)
         if config.replay is None:
             raise UsageError("replay=null: give a run's trajectories.jsonl to play back")
-    theirs = dict(flatten(configs[1]))
-    for key, value in flatten(configs[0]):
-        if value != theirs[key] and key not in MAY_DIFFER:
-            raise UsageError(
-                f"{key}={value} under a, {theirs[key]} under b: both play on one engine and one "
-                f"learner; only {', '.join(MAY_DIFFER)} may differ"
-            )
-    return configs, int(options["updates"])
+    for letter, config in others:
+        theirs = dict(flatten(config))
+        for key, value in flatten(reference):
+            if value != theirs[key] and key not in MAY_DIFFER:
+                raise UsageError(
+                    f"{key}={value} under {first}, {theirs[key]} under {letter}: all play on one "
+                    f"engine and one learner; only {', '.join(MAY_DIFFER)} may differ"
+                )
 
 
 def compare_from_command_line() -> None:
-    configs, updates = parse(sys.argv[1:])
-    rows = run_async(play(configs, updates))
-    entry.closing_line(report(configs, rows))
+    configs, updates, workload = parse(sys.argv[1:])
+    variants = {letter: Variant(config) for letter, config in configs.items()}
+    run_async(play(list(variants.values()), updates, workload))
+    found = report(variants, workload)
+    for line in table(found):
+        say(line)
+    entry.closing_line(found)
 
 
 def main() -> int:

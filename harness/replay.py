@@ -28,6 +28,7 @@ from harness.protocols import (
     VersionSpan,
 )
 from harness.trajectory_lines import read
+from harness.workload import transform
 
 Emit = Callable[[Event], None]
 
@@ -35,9 +36,18 @@ Emit = Callable[[Event], None]
 class Replay:
     """Batches of a run's trajectories.jsonl, in its order; starts again at its end. Lost attempts
     are left out, and so are batches that were not whole (a dropped group, the last batch of an
-    interrupted run): what is played is what a schedule trained on."""
+    interrupted run): what is played is what a schedule trained on. `workload` changes the recorded
+    timings (harness/workload.py)."""
 
-    def __init__(self, path: Path, engine: Engine, clock: Clock, temperature: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        engine: Engine,
+        clock: Clock,
+        temperature: float,
+        workload: str = "recorded",
+        seed: int = 0,
+    ) -> None:
         batches: dict[int, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
         for trajectory, line in read(path):
             if trajectory.reward is not None:
@@ -46,11 +56,12 @@ class Replay:
             raise UsageError(f"replay={path}: no judged trajectory in it; record a run first")
         size = max(len(ts) for groups in batches.values() for ts in groups.values())
         count = max(len(groups) for groups in batches.values())
-        self._batches = [
-            groups
-            for _, groups in sorted(batches.items())
+        whole = {
+            batch: groups
+            for batch, groups in sorted(batches.items())
             if len(groups) == count and all(len(ts) == size for ts in groups.values())
-        ]
+        }
+        self._batches = list(transform(whole, workload, seed).values())
         self._engine = engine
         self._clock = clock
         self._temperature = temperature

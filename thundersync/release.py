@@ -216,8 +216,8 @@ def choose(play: Play, run: Run, buffers: int = 2) -> Choice:
     found = {r: [predict(play, run, u, r, costs, buffers) for u in updates] for r in LADDER}
     held = {r: max(p.buffers for p in found[r]) * (updates[-1].buffer_bytes or 0) for r in LADDER}
     free = updates[-1].free_bytes
-    fitting = [r for r in LADDER if free is None or held[r] <= FREE_SHARE * free]
-    ends_s = {r: statistics.fmean(p.end_s for p in found[r]) for r in LADDER}
+    fitting: list[Release] = [r for r in LADDER if free is None or held[r] <= FREE_SHARE * free]
+    ends_s: dict[Release, float] = {r: statistics.fmean(p.end_s for p in found[r]) for r in LADDER}
     release = earliest(fitting, ends_s)
     refused = [r for r in LADDER if r not in fitting]
     wasted = statistics.fmean(p.wasted_s for p in found[release])
