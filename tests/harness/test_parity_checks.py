@@ -19,8 +19,8 @@ from harness.parts import learner_options
 from harness.policy.load import resolve
 from harness.protocols import Group, ParityFigures, Trajectory
 from harness.training import pack
-from thundersync.parity import synthetic_groups
 from thundersync.recorded import InlineLearner, RecordedBatch
+from thundersync.synthetic import synthetic_groups
 
 
 def make_learner(folder: Path, learning_rate: float = 3e-4) -> TorchLearner:

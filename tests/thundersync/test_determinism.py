@@ -14,9 +14,9 @@ from harness.config import Config
 from harness.learner.torch_learner import TorchLearner
 from harness.parts import learner_options
 from harness.protocols import Schedule
-from thundersync.parity import arrival, synthetic_groups
 from thundersync.recorded import RecordedBatch, play
 from thundersync.stream import Stream
+from thundersync.synthetic import arrival, synthetic_groups
 
 ORDERS = 100
 

@@ -17,18 +17,10 @@ from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
 from harness.parts import learner_options
 from harness.protocols import Group, UsageError
 from harness.validation import validate
-from thundersync.parity import (
-    FORMS,
-    RELEASES,
-    Case,
-    Check,
-    arrival,
-    cases,
-    relative_error,
-    synthetic_groups,
-)
+from thundersync.check import FORMS, RELEASES, Case, Check, cases, relative_error
 from thundersync.recorded import RecordedBatch, permuted_packing, play
 from thundersync.stream import Stream
+from thundersync.synthetic import arrival, synthetic_groups
 
 GROUPS, SIZE = 4, 6
 

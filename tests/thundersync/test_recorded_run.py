@@ -10,11 +10,12 @@ from pathlib import Path
 from baselines.sync import Sync
 from harness.config import Config
 from harness.learner.torch_learner import TorchLearner
+from harness.parity import GRADIENT_FACTOR
 from harness.parts import learner_options
 from harness.policy.load import resolve
 from harness.protocols import Group
 from harness.trajectory_lines import read
-from thundersync.parity import CONTROL_FACTOR, PERMUTATIONS, relative_error
+from thundersync.check import PERMUTATIONS, relative_error
 from thundersync.recorded import RecordedBatch, permuted_packing, play
 from thundersync.stream import Stream
 
@@ -50,6 +51,6 @@ def test_every_rung_gives_the_synchronous_update_of_recorded_trajectories(tmp_pa
     for release in ("batch", "group", "reward", "submit"):
         config.schedule.release = release
         streamed = play(Stream(config), learner, config, [batch(reward_delay=2)])
-        assert relative_error(streamed.directions[0], reference) <= CONTROL_FACTOR * control
+        assert relative_error(streamed.directions[0], reference) <= GRADIENT_FACTOR * control
         early = streamed.stats[0].ledger_buffers_peak
         assert (early >= 1) == (release in ("reward", "submit"))

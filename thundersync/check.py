@@ -1,0 +1,228 @@
+"""One policy's parity figures: streamed against synchronous updates of the same trajectories.
+
+Source: math.md section 6. The model is loaded once; every case builds a learner around it, whose
+optimizer, ledger and total are new. Gradients are compared at a learning rate of 0, which leaves
+the weights as they are; for the parameter gap they are put back afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.cluster.worker import load
+from harness.config import Config
+from harness.learner.torch_learner import TorchLearner
+from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
+from harness.parity import GAP_FACTOR, GRADIENT_FACTOR
+from harness.parts import learner_options
+from harness.policy.load import load_for_training
+from harness.policy.lora import Adapters
+from harness.protocols import Group, Schedule
+from harness.training import pack
+from thundersync.recorded import InlineLearner, Pack, RecordedBatch, permuted_packing, play
+from thundersync.stream import Stream
+from thundersync.synthetic import arrival, synthetic_groups
+from thundersync.true_norms import use_true_norms
+
+SYNC = "baselines.sync:Sync"
+RELEASES = ("batch", "group", "reward", "submit")
+FORMS = ("affine", "bucket", "auto")
+PERMUTATIONS = 20
+FLOAT64_LIMIT = 1e-12
+GAP_UPDATES = 4
+# Six rewards a group: more than two buckets, and not evenly spaced.
+REWARDS = (0.0, 1.0, 0.25, 1.0, 0.7, 0.0)
+
+
+def relative_error(got: torch.Tensor, reference: torch.Tensor) -> float:
+    """Relative gradient error. Raises ValueError where the reference is zero: that checks
+    nothing."""
+    norm = torch.linalg.norm(reference)
+    if norm == 0:
+        raise ValueError("the reference update is zero (all groups degenerate): nothing to compare")
+    return float(torch.linalg.norm(got - reference) / norm)
+
+
+@dataclass(frozen=True)
+class Case:
+    """The defaults are the paper's."""
+
+    estimator: str = "mean_std_population"
+    aggregation: str = "token_mean"
+    release: str = "reward"
+    form: str = "auto"
+
+    @property
+    def name(self) -> str:
+        return "/".join(astuple(self))
+
+    @property
+    def objective(self) -> tuple[str, str]:
+        return self.estimator, self.aggregation
+
+
+def cases() -> Iterator[Case]:
+    """Every combination that is not refused at start."""
+    for case in itertools.starmap(
+        Case, itertools.product(ESTIMATORS, AGGREGATIONS, RELEASES, FORMS)
+    ):
+        if case.form != "affine" or ESTIMATORS[case.estimator].affine:
+            yield case
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch's groups, trajectories a group, and the longest trajectory in tokens."""
+
+    groups: int = 4
+    size: int = 6
+    tokens: int = 90
+
+
+class Check:
+    """Figures of one policy in one dtype; synchronous references and controls are computed once.
+
+    `permutations` synchronous updates with permuted rows make a control; fewer than 20 make the
+    check stricter. With `adapters` these alone are trained, from a random start: at B = 0 the
+    gradient of A would vanish."""
+
+    def __init__(
+        self,
+        policy: Path,
+        dtype: str,
+        folder: Path,
+        shape: Shape | None = None,
+        permutations: int = PERMUTATIONS,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self._policy, self._dtype, self._folder = policy, dtype, folder
+        self._shape = shape or Shape()
+        self._permutations = permutations
+        self.model: Any = load_for_training(policy, getattr(torch, dtype), adapters)
+        if dtype == "float64":
+            use_true_norms(self.model)
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in self.model.named_parameters():
+            if ".lora_B." in name:
+                parameter.data.normal_(0.0, 0.02, generator=generator)
+        self._trainable = [p for p in self.model.parameters() if p.requires_grad]
+        self._groups = self._recorded(1)
+        self._references: dict[tuple[str, str], tuple[torch.Tensor, float | None]] = {}
+        self._gap_reference: tuple[torch.Tensor, torch.Tensor, float] | None = None
+
+    @property
+    def parameters(self) -> int:
+        """How many are trained."""
+        return sum(p.numel() for p in self._trainable)
+
+    @property
+    def tokens(self) -> int:
+        """Of the batch whose gradients are compared."""
+        return sum(len(t.tokens_T) for g in self._groups for t in g.trajectories)
+
+    def _recorded(self, seed: int) -> list[Group]:
+        vocabulary = self.model.config.vocab_size
+        return synthetic_groups(seed, vocabulary, REWARDS, *astuple(self._shape))
+
+    def _config(self, case: Case, learning_rate: float = 0.0) -> Config:
+        config = Config()
+        config.objective.estimator, config.objective.aggregation = case.objective
+        config.schedule.release, config.schedule.chunk_tokens = case.release, 256
+        config.schedule.learning_rate = learning_rate
+        config.learner.dtype = config.ledger.dtype = self._dtype
+        config.ledger.form = case.form
+        config.rollout.group_size = self._shape.size
+        return config
+
+    def _play(
+        self, schedule: type, config: Config, batches: list[RecordedBatch], packing: Pack = pack
+    ) -> InlineLearner:
+        options = learner_options(config, self._policy, self._folder)
+        learner = TorchLearner(**options, model=self.model)
+        made: Schedule = schedule(config)
+        return play(made, learner, config, batches, packing)
+
+    def _synchronous(
+        self, config: Config, groups: list[list[Group]], seed: int | None = None
+    ) -> InlineLearner:
+        """The synchronous schedule; with a seed, on permuted rows and chunks."""
+        batches = [RecordedBatch(g, arrival(g, seed or 0), burst=3) for g in groups]
+        packing = pack if seed is None else permuted_packing(seed)
+        return self._play(load(SYNC), config, batches, packing)
+
+    def _streamed(self, config: Config, groups: list[list[Group]]) -> InlineLearner:
+        """In an adversarial order of arrival, rewards late, two trajectories lost once."""
+        retried = {"1-1", f"{self._shape.groups - 1}-{self._shape.size - 1}"}
+        delay = min(5, self._shape.groups * self._shape.size // 3)
+        batches = [
+            RecordedBatch(g, arrival(g, 7), burst=2, reward_delay=delay, retried=retried)
+            for g in groups
+        ]
+        return self._play(Stream, config, batches)
+
+    def reference(self, case: Case) -> tuple[torch.Tensor, float | None]:
+        """The synchronous update and, in float32, its control."""
+        if case.objective not in self._references:
+            config = self._config(case)
+            (update,) = self._synchronous(config, [self._groups]).directions
+            control = None
+            if self._dtype == "float32":
+                control = 0.0
+                for seed in range(self._permutations):
+                    (permuted,) = self._synchronous(config, [self._groups], seed).directions
+                    control = max(control, relative_error(permuted, update))
+            self._references[case.objective] = update, control
+        return self._references[case.objective]
+
+    def _weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten().double() for p in self._trainable])
+
+    def _end(self, play_updates: Any, *args: Any) -> torch.Tensor:
+        """The weights after a few updates, which are then undone."""
+        start = [p.detach().clone() for p in self._trainable]
+        play_updates(*args)
+        end = self._weights()
+        with torch.no_grad():
+            for parameter, weight in zip(self._trainable, start, strict=True):
+                parameter.copy_(weight)
+        return end
+
+    def gap(self, case: Case) -> tuple[float, float]:
+        """(parameter gap after GAP_UPDATES updates, its control)."""
+        config = self._config(case, Config().schedule.learning_rate)
+        groups = [self._recorded(seed) for seed in range(1, GAP_UPDATES + 1)]
+        if self._gap_reference is None:
+            start, end = self._weights(), self._end(self._synchronous, config, groups)
+            control = 0.0
+            for seed in range(self._permutations):
+                permuted = self._end(self._synchronous, config, groups, seed)
+                control = max(control, relative_error(permuted - start, end - start))
+            self._gap_reference = start, end, control
+        start, end, control = self._gap_reference
+        streamed = self._end(self._streamed, config, groups)
+        return relative_error(streamed - start, end - start), control
+
+    def row(self, case: Case) -> dict[str, Any]:
+        """One case: the streamed error, the control, and whether it holds. The paper's objective
+        with form auto also has the parameter gap."""
+        reference, control = self.reference(case)
+        (update,) = self._streamed(self._config(case), [self._groups]).directions
+        error = relative_error(update, reference)
+        limit = FLOAT64_LIMIT if control is None else GRADIENT_FACTOR * control
+        ok = error <= limit and control != 0.0
+        gap = control_gap = None
+        if control is not None and case == Case(release=case.release):
+            gap, control_gap = self.gap(case)
+            ok = ok and control_gap > 0.0 and gap <= GAP_FACTOR * control_gap
+        return {
+            "objective": "grpo", "estimator": case.estimator, "aggregation": case.aggregation,
+            "release": case.release, "form": case.form, "dtype": self._dtype,
+            "gradient_relative_error": error, "control_relative_error": control,
+            "parameter_gap": gap, "control_parameter_gap": control_gap, "ok": ok,
+        }  # fmt: skip
