@@ -18,7 +18,7 @@ from harness.policy import architecture, lora
 from harness.policy.load import resolve
 from harness.protocols import UsageError
 
-_CHOICES: dict[str, Sequence[str | None]] = {
+CHOICES: dict[str, Sequence[str | None]] = {
     "schedule.release": ("batch", "group", "reward", "submit", "auto"),
     "schedule.placement": ("disaggregated",),
     "agent.name": ("policy", "oracle", "nop"),
@@ -97,7 +97,7 @@ _TARGETS = ("schedule.target", "ledger.target")
 
 def validate(config: Config) -> None:
     """Raises UsageError, one line, for the first setting that cannot be run."""
-    for key, choices in _CHOICES.items():
+    for key, choices in CHOICES.items():
         _choice(key, lookup(config, key), choices)
     for key, (low, high, closed) in _RANGES.items():
         _range(key, lookup(config, key), low, high, closed)

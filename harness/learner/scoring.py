@@ -21,7 +21,7 @@ from harness.config import ObjectiveConfig
 from harness.learner.client import ScoredTokens
 from harness.objectives.estimators import AGGREGATIONS
 
-LOG_RATIO_LIMIT = 20.0  # before exp; beyond it every bound and mask has long decided
+LOG_RATIO_LIMIT = 20.0  # before exp, which would overflow; bounds and masks decide far below
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Scorer:
         log_ratio_N = logprobs_N - logprobs_N.new_tensor(behaviour)
         if self._importance.level == "sequence":
             log_ratio_N = packed.sums(log_ratio_N)
-        ratio_N = log_ratio_N.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        ratio_N = log_ratio_N.clamp(max=LOG_RATIO_LIMIT).exp()
         low, high = self._importance.low or 0.0, self._importance.high or 0.0
         if self._importance.kind == "truncate":
             ratio_N = ratio_N.clamp(max=high)

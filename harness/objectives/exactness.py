@@ -8,7 +8,7 @@ The start-up check, docs/exactness.md and the tests read this table and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.config import Config, lookup
@@ -19,9 +19,9 @@ SOME = Bound(">", 0, sample=0.1)
 MANY = Bound(">", 1, sample=2)
 
 
-def _is(key: str, value: Any, why: str, **extra: Any) -> Row:
+def _is(key: str, value: Any, why: str, extra: Mapping[str, Any] | None = None) -> Row:
     """An exact row of one setting."""
-    return Row({f"objective.{key}": value}, "exact", why, extra=extra)
+    return Row({f"objective.{key}": value}, "exact", why, extra=extra or {})
 
 
 def _kl(estimator: str, place: str) -> dict[str, Any]:
@@ -47,6 +47,7 @@ _ONE = "the ratio to the same forward is 1: the clip is inactive, the gradient i
 _DETACHED = (
     "detached and independent of the reward; tokens of weight 0 stay in |o_i| and in the normaliser"
 )
+_TRUNCATED = {"objective.importance.kind": "truncate", "objective.importance.high": 1.2}
 _SIGN = "which tokens enter depends on the sign of the advantage, unknown before the group closes"
 _APART = (
     "independent of the reward: a gradient of its own, kept per group, that enters with the "
@@ -89,17 +90,18 @@ TABLE: tuple[Row, ...] = (
         _SECOND_SCALAR, "objective.estimator=mean_std_population",
     ),
     _is("clip.kind", "none", "the gradient is that of A log pi"),
-    _is("clip.kind", "ppo", _ONE),
-    _is("clip.kind", "clip_higher", _ONE),
-    _is("clip.kind", "dual_clip", _ONE),
+    _is("clip.kind", "ppo", _ONE, {"objective.clip.low": 0.2}),
+    _is("clip.kind", "clip_higher", _ONE, {"objective.clip.high": 0.28}),
+    _is("clip.kind", "dual_clip", _ONE, {"objective.clip.dual": 3.0}),
     Row(
         {"objective.clip.kind": "gspo", "objective.clip.form": "token"}, "exact",
-        f"{_ONE}; per-token weights stay with their tokens (GSPO-token)",
+        f"{_ONE}; per-token weights stay with their tokens (GSPO-token)", extra=_TRUNCATED,
     ),
     Row(
         {"objective.clip.kind": "gspo", "objective.clip.form": "sequence"}, "exact",
         f"{_ONE}; a trajectory's tokens share the mean of its per-token weights, as the gradient "
         "of the sequence ratio does",
+        extra=_TRUNCATED,
     ),
     Row(
         {"objective.clip.kind": "gspo", "objective.clip.form": None}, "refused",
