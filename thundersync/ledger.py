@@ -20,12 +20,12 @@ from torch import (
 from torch import (
     _foreach_mul_ as foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
 )
-from torch import (
-    _foreach_norm as foreach_norm,  # pyright: ignore[reportPrivateImportUsage]
-)
+
+from thundersync.accounting import Account
+from thundersync.storage import Buffers, DeviceStorage, Storage, Where, storage_for
+from thundersync.sums import combine, finite
 
 Form = Literal["affine", "bucket", "auto"]
-Buffers = list[torch.Tensor]
 
 
 class LedgerError(RuntimeError):
@@ -45,31 +45,68 @@ class _OpenGroup:
     sum_1: Buffers | None = None
     always: Buffers | None = None
 
-    def buffers(self) -> list[Buffers]:
-        single = [b for b in (self.sum_0, self.sum_1, self.always) if b is not None]
-        return [*self.buckets.values(), *single]
+    @property
+    def held(self) -> int:
+        """Buffers, each the size of a gradient."""
+        affine = (self.sum_0 is not None) + (self.sum_1 is not None)
+        return len(self.buckets) + affine + (self.always is not None)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A capture that waits for its reward."""
+
+    group: int
+    gradients: Buffers
+    always: Buffers | None
+
+    @property
+    def held(self) -> int:
+        return 1 if self.always is None else 2
 
 
 class GradientLedger:
     """Ledger of one learner rank.
 
     `form`: affine keeps two buffers a group, bucket one per distinct reward (at most `bucket_cap`),
-    auto starts with buckets and collapses to affine at the third distinct reward. `dtype` is the
-    storage's; None keeps the gradient's own. Errors: LedgerError for a non-finite gradient, a
-    repeated trajectory, a cap overrun, or coefficients that the form cannot express.
+    auto starts with buckets and collapses to affine at the third distinct reward, which would cost
+    more memory than the affine form. `dtype` is the storage's; None keeps the gradient's own. A
+    pending gradient is held in the narrower of the two, so adds into wider buffers, and of a fold
+    into a wider total, mix dtypes: torch computes them in the wider one. bfloat16 halves the memory
+    and rounds every sum by up to 4e-3 of its size: never within the thresholds of math.md section
+    6. `storage`: see thundersync.storage. Every gradient has the shapes of the first.
+
+    `buffers_peak` and `bytes_peak` count what the ledger holds: buffers of open groups, pending
+    gradients, and what it copies. The update's total and the gradient that a backward pass is
+    making are the learner's.
+
+    Errors: LedgerError for a non-finite gradient, a repeated trajectory, a cap overrun, or
+    coefficients that the form cannot express.
     """
 
     def __init__(
-        self, form: Form = "auto", dtype: torch.dtype | None = None, bucket_cap: int = 16
+        self,
+        form: Form = "auto",
+        dtype: torch.dtype | None = None,
+        bucket_cap: int = 16,
+        storage: Where = "device",
     ) -> None:
         self.form: Form = form
-        self._dtype = dtype
-        self._bucket_cap = bucket_cap
+        self._most_buckets = 2 if form == "auto" else bucket_cap
+        self._where: Where = storage
         self._groups: dict[int, _OpenGroup] = {}
-        self._pending: dict[str, tuple[int, Buffers, Buffers | None]] = {}
+        self._pending: dict[str, _Pending] = {}
         self._seen: set[str] = set()
-        self.buffers_peak = 0
-        self.bytes_peak = 0
+        self._account = Account(dtype)
+        self._storage: Storage = DeviceStorage()
+
+    @property
+    def buffers_peak(self) -> int:
+        return self._account.buffers_peak
+
+    @property
+    def bytes_peak(self) -> int:
+        return self._account.bytes_peak
 
     def capture(
         self,
@@ -82,60 +119,72 @@ class GradientLedger:
         `always`, that of their reward-independent terms: it enters with coefficient 1 when the
         group is folded, whatever the advantages. The caller gives the tensors away. Several ids
         must be committed with one reward."""
-        repeated = [t for t in trajectory_ids if t in self._seen]
-        if repeated:
-            raise LedgerError(f"{repeated[0]}: captured before; a trajectory enters once")
-        held = gradients if always is None else [*gradients, *always]
-        if not all(math.isfinite(n) for n in foreach_norm(held)):
-            raise LedgerError(f"{', '.join(trajectory_ids)}: the score gradient is not finite")
+        for trajectory in trajectory_ids:
+            if trajectory in self._seen:
+                raise LedgerError(f"{trajectory}: captured before; a trajectory enters once")
+        account = self._account
+        if not account.measured:
+            self._storage = storage_for(self._where, gradients[0].device)
+            account.measure(gradients, self._storage.copies)
         self._seen.update(trajectory_ids)
-        if self._dtype is not None:
-            gradients = [g.to(self._dtype) for g in gradients]
-            always = None if always is None else [g.to(self._dtype) for g in always]
-        self._pending[",".join(trajectory_ids)] = (group, gradients, always)
-        self._account()
+        taken = self._storage.take(gradients, account.pending_dtype)
+        terms = None if always is None else self._storage.take(always, account.pending_dtype)
+        self._pending[",".join(trajectory_ids)] = _Pending(group, taken, terms)
+        account.took(1 if always is None else 2)
 
     def commit(self, trajectory_ids: Sequence[str], reward: float) -> None:
         """The reward of one pending capture: from here on it is part of its group, finally."""
         if not math.isfinite(reward):
             raise LedgerError(f"{', '.join(trajectory_ids)}: reward {reward} is not finite")
-        try:
-            number, gradients, always = self._pending.pop(",".join(trajectory_ids))
-        except KeyError:
-            raise LedgerError(f"{', '.join(trajectory_ids)}: no pending capture") from None
-        group = self._groups.setdefault(number, _OpenGroup())
-        if self.form == "affine" or group.sum_0 is not None:
-            self._add_affine(group, reward, gradients)
-        elif reward in group.buckets:
-            foreach_add_(group.buckets[reward], gradients)
-        elif self.form == "auto" and len(group.buckets) == 2:
-            self._collapse(group)
-            self._add_affine(group, reward, gradients)
-        elif len(group.buckets) >= self._bucket_cap:
-            raise LedgerError(
-                f"group {number}: more than {self._bucket_cap} distinct rewards; "
-                "use ledger.form=affine or auto"
-            )
-        else:
-            group.buckets[reward] = gradients
-        if always is not None and group.always is not None:
-            foreach_add_(group.always, always)
-        else:
-            group.always = group.always or always
+        pending = self._pending.pop(",".join(trajectory_ids), None)
+        if pending is None:
+            raise LedgerError(f"{', '.join(trajectory_ids)}: no pending capture")
+        group = self._groups.setdefault(pending.group, _OpenGroup())
+        before = group.held
+        self._add_policy(group, pending, reward)
+        if pending.always is not None:
+            group.always = self._sum(group.always, pending.always)
         group.rewards.update(dict.fromkeys(trajectory_ids, reward))
-        self._account()
+        self._account.settled(pending.held, group.held - before)
+
+    def _add_policy(self, group: _OpenGroup, pending: _Pending, reward: float) -> None:
+        if self.form == "affine" or group.sum_0 is not None:
+            self._add_affine(group, reward, pending.gradients)
+        elif reward in group.buckets or len(group.buckets) < self._most_buckets:
+            group.buckets[reward] = self._sum(group.buckets.get(reward), pending.gradients)
+        elif self.form == "auto":
+            self._collapse(group)
+            self._add_affine(group, reward, pending.gradients)
+        else:
+            raise LedgerError(
+                f"group {pending.group}: more than {self._most_buckets} distinct rewards; raise "
+                "ledger.bucket_cap, or take ledger.form=auto where the advantages are affine"
+            )
+
+    def _sum(self, buffer: Buffers | None, gradients: Buffers) -> Buffers:
+        """The buffer after one add, or the gradient itself as the first of a buffer."""
+        if buffer is None:
+            return self._as_buffer(gradients)
+        ready = self._storage.ready
+        foreach_add_(ready(buffer), ready(gradients))
+        return buffer
+
+    def _as_buffer(self, gradients: Buffers) -> Buffers:
+        dtype = self._account.stored_dtype
+        if gradients[0].dtype == dtype:
+            return gradients
+        return [g.to(dtype) for g in self._storage.ready(gradients)]
 
     def _add_affine(self, group: _OpenGroup, reward: float, gradients: Buffers) -> None:
         if group.sum_0 is None:
-            group.centre, group.sum_0 = reward, gradients
-            return
-        foreach_add_(group.sum_0, gradients)
+            group.centre = reward
+        group.sum_0 = self._sum(group.sum_0, gradients)
         shifted = reward - group.centre
         if shifted == 0.0:
             return
         if group.sum_1 is None:
-            foreach_mul_(gradients, shifted)
-            group.sum_1 = gradients
+            group.sum_1 = self._as_buffer(gradients)
+            foreach_mul_(group.sum_1, shifted)
         else:
             foreach_add_(group.sum_1, gradients, alpha=shifted)
 
@@ -143,51 +192,47 @@ class GradientLedger:
         """From two buckets B[c], B[r] to affine: sum_0 = B[c] + B[r], sum_1 = (r - c) B[r]."""
         (centre, first), (reward, second) = group.buckets.items()
         group.buckets = {}
-        group.centre, group.sum_0 = centre, first
-        foreach_add_(first, second)
+        group.centre, group.sum_0, group.sum_1 = centre, self._sum(first, second), second
         foreach_mul_(second, reward - centre)
-        group.sum_1 = second
 
     def discard(self, trajectory_ids: Sequence[str]) -> None:
         """Throw pending captures away; the trajectories may be captured again (a retried
         rollout)."""
         for trajectory in trajectory_ids:
-            if self._pending.pop(trajectory, None) is None:
+            pending = self._pending.pop(trajectory, None)
+            if pending is None:
                 raise LedgerError(f"{trajectory}: no pending capture to discard")
             self._seen.discard(trajectory)
+            self._account.freed(pending.held, 0)
 
     def fold(
         self, number: int, coefficients: Mapping[str, tuple[float, float]], total: Buffers
     ) -> None:
         """Add sum of advantage x H over the group's committed trajectories to `total`, and free it.
 
-        `coefficients`: trajectory id -> (reward, advantage) of the closed group. Affine form: with
-        a(r) = slope (r - c) + a(c) the group's sum is slope * sum_1 + a(c) * sum_0.
+        `coefficients`: trajectory id -> (reward, advantage) of the closed group. The group's own
+        sum is made first and looked at once: a sum keeps every infinity and NaN of its terms, so
+        none reaches `total`, at the price of one pass a group. After an error `total` is as it was
+        and nothing of the group is left.
         """
         group = self._groups.pop(number, None)
         if group is None:
             raise LedgerError(f"group {number}: nothing was committed")
-        for trajectory, reward in group.rewards.items():
-            if coefficients.get(trajectory, (math.nan, 0.0))[0] != reward:
-                raise LedgerError(f"{trajectory}: committed with reward {reward}, closed otherwise")
-        advantage: dict[float, float] = {}
-        for reward, value in coefficients.values():
-            if advantage.setdefault(reward, value) != value:
-                raise LedgerError(f"group {number}: equal rewards {reward} got two advantages")
-        if group.always is not None:
-            foreach_add_(total, group.always)
-        if not any(advantage.values()):
+        self._account.folding(group.held, total[0].dtype)
+        terms = _terms(number, group, _advantages(number, group, coefficients))
+        if not terms:
             return  # degenerate: the policy term alone is dropped
-        for reward, buffers in group.buckets.items():
-            foreach_add_(total, buffers, alpha=advantage[reward])
-        if group.sum_0 is not None:
-            foreach_add_(total, group.sum_0, alpha=advantage[group.centre])
-        if group.sum_1 is not None:
-            foreach_add_(total, group.sum_1, alpha=_slope(number, advantage))
+        scale, combined = combine([(a, self._storage.ready(b)) for a, b in terms])
+        if not finite(combined):
+            names = ", ".join(group.rewards)
+            raise LedgerError(f"group {number}: a gradient among those of {names} is not finite")
+        foreach_add_(total, self._storage.onto(combined, total[0].device), alpha=scale)
 
     def drop(self, number: int) -> None:
         """Free what a group committed, without a contribution (dropped, or degenerate)."""
-        self._groups.pop(number, None)
+        group = self._groups.pop(number, None)
+        if group is not None:
+            self._account.freed(0, group.held)
 
     def end_of_update(self) -> None:
         """Nothing may be left: raises LedgerError naming what is. Forgets the seen trajectories."""
@@ -198,14 +243,36 @@ class GradientLedger:
         self._seen.clear()
 
     def reset_peaks(self) -> None:
-        self.buffers_peak = self.bytes_peak = 0
+        self._account.reset_peaks()
 
-    def _account(self) -> None:
-        held = [b for g in self._groups.values() for b in g.buffers()]
-        held += [b for _, *pair in self._pending.values() for b in pair if b is not None]
-        self.buffers_peak = max(self.buffers_peak, len(held))
-        size = sum(t.numel() * t.element_size() for buffers in held for t in buffers)
-        self.bytes_peak = max(self.bytes_peak, size)
+
+def _advantages(
+    number: int, group: _OpenGroup, coefficients: Mapping[str, tuple[float, float]]
+) -> dict[float, float]:
+    """reward -> advantage; what was committed must have closed with the same reward."""
+    for trajectory, reward in group.rewards.items():
+        if coefficients.get(trajectory, (math.nan, 0.0))[0] != reward:
+            raise LedgerError(f"{trajectory}: committed with reward {reward}, closed otherwise")
+    advantage: dict[float, float] = {}
+    for reward, value in coefficients.values():
+        if advantage.setdefault(reward, value) != value:
+            raise LedgerError(f"group {number}: equal rewards {reward} got two advantages")
+    return advantage
+
+
+def _terms(
+    number: int, group: _OpenGroup, advantage: Mapping[float, float]
+) -> list[tuple[float, Buffers]]:
+    """(coefficient, buffers) of the group's contribution, in an order that arrival does not change.
+    Affine form: with a(r) = slope (r - c) + a(c) it is slope * sum_1 + a(c) * sum_0."""
+    terms = [(advantage[reward], group.buckets[reward]) for reward in sorted(group.buckets)]
+    if group.sum_0 is not None:
+        terms.append((advantage[group.centre], group.sum_0))
+    if group.sum_1 is not None:
+        terms.append((_slope(number, advantage), group.sum_1))
+    if group.always is not None:
+        terms.append((1.0, group.always))
+    return [(coefficient, buffers) for coefficient, buffers in terms if coefficient != 0.0]
 
 
 def _slope(number: int, advantage: Mapping[float, float]) -> float:

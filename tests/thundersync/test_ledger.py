@@ -115,14 +115,51 @@ def test_the_first_gradient_of_a_buffer_is_swapped_in_not_copied():
     assert ledger._groups[0].buckets[1.0] is grads
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_non_finite_gradient_is_rejected_before_it_reaches_a_buffer(bad):
-    ledger = GradientLedger()
-    (grads,) = gradients(1)
-    grads[1][2] = bad
-    with pytest.raises(LedgerError, match="t1: the score gradient is not finite"):
-        ledger.capture(0, ["t1"], grads)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("form", ["affine", "bucket", "auto"])
+@pytest.mark.parametrize("where", ["first", "added", "always"])
+def test_a_non_finite_gradient_never_reaches_the_total(bad, form, where):
+    """It is found when its group folds; the error names who it may have come from."""
+    grads = gradients(5)
+    grads[{"first": 0, "added": 2, "always": 4}[where]][1][2] = bad
+    ledger = GradientLedger(form)
+    for i, reward in enumerate([1.0, 0.0, 1.0, 0.0]):
+        ledger.capture(7, [f"t{i}"], grads[i], grads[4] if i == 3 else None)
+        ledger.commit([f"t{i}"], reward)
+    total = [torch.ones(shape, dtype=torch.float64) for shape in SHAPES]
+    known = {"t0": (1.0, 1.0), "t1": (0.0, -1.0), "t2": (1.0, 1.0), "t3": (0.0, -1.0)}
+    with pytest.raises(LedgerError, match=r"group 7: .* t0, t1, t2, t3 is not finite"):
+        ledger.fold(7, known, total)
+    assert all(bool((t == 1.0).all()) for t in total)
     ledger.end_of_update()
+
+
+def test_a_capture_that_is_thrown_away_poisons_nothing():
+    grads, values = gradients(3), [1.0, -1.0]
+    bad = [torch.full(shape, math.nan, dtype=torch.float64) for shape in SHAPES]
+    ledger = GradientLedger()
+    ledger.capture(0, ["a"], bad)
+    ledger.discard(["a"])
+    ledger.capture(1, ["lost"], [t.clone() for t in bad])
+    ledger.commit(["lost"], 1.0)
+    ledger.drop(1)  # its group was dropped
+    total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    for name, reward, i in (("a", 1.0, 0), ("b", 0.0, 1)):
+        ledger.capture(0, [name], [t.clone() for t in grads[i]])
+        ledger.commit([name], reward)
+    ledger.fold(0, {"a": (1.0, 1.0), "b": (0.0, -1.0)}, total)
+    ledger.end_of_update()
+    assert torch.allclose(torch.cat([t.flatten() for t in total]), plain(grads[:2], values))
+
+
+def test_large_finite_gradients_are_no_error():
+    """Their norm overflows; every element is finite."""
+    ledger = GradientLedger()
+    ledger.capture(0, ["a"], [torch.full((3,), 1e30)])
+    ledger.commit(["a"], 1.0)
+    total = [torch.zeros(3)]
+    ledger.fold(0, {"a": (1.0, 0.5), "b": (0.0, -0.5)}, total)
+    assert torch.equal(total[0], torch.full((3,), 5e29))
 
 
 def test_what_would_count_twice_or_not_at_all_is_an_error():
@@ -159,5 +196,5 @@ def test_the_bucket_cap_is_an_error_that_names_the_way_out():
         ledger.capture(0, [str(i)], grads)
         if i < 2:
             ledger.commit([str(i)], float(i))
-    with pytest.raises(LedgerError, match=r"ledger\.form=affine or auto"):
+    with pytest.raises(LedgerError, match=r"raise ledger\.bucket_cap, or take ledger\.form=auto"):
         ledger.commit(["2"], 2.0)
