@@ -37,14 +37,15 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "policy.name": ("tiny", "smollm2", "hf"),
     "engine.name": ("torch",),
     "learner.name": ("torch",),
+    "learner.parallel": ("ddp", "fsdp"),
     "learner.dtype": ("float32", "float64"),
     "sandbox.kind": ("auto", "docker", "bubblewrap"),
     "clock.kind": ("wall",),
     "cluster.name": ("local",),
     "budget.kind": ("updates", "trajectories", "tokens", "wall_clock_s", "device_s"),
     "ledger.form": ("auto", "affine", "bucket"),
-    "ledger.dtype": ("float32", "float64"),
-    "ledger.storage": ("device",),
+    "ledger.dtype": ("float32", "float64", "bfloat16"),
+    "ledger.storage": ("device", "host"),
     "tracking.name": ("mlflow", "none"),
 }
 # key -> (lowest, highest, may the lowest itself be taken)
@@ -75,6 +76,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "rollout.time_limit_s": (0, math.inf, False),
     "rollout.retries": (0, math.inf, True),
     "engine.slots": (1, math.inf, True),
+    "learner.ranks": (1, math.inf, True),
     "learner.beta1": (0, 1, True),
     "learner.beta2": (0, 1, True),
     "learner.weight_decay": (0, math.inf, True),
@@ -85,6 +87,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "evaluation.samples_per_task": (1, math.inf, True),
     "evaluation.temperature": (0, math.inf, True),
     "ledger.max_open_groups": (1, math.inf, True),
+    "ledger.bucket_cap": (2, math.inf, True),
     "parity.every": (0, math.inf, True),
     "parity.permutations": (1, math.inf, True),
     "policy.lora.rank": (0, math.inf, True),
@@ -121,6 +124,7 @@ def validate(config: Config) -> None:
                 f"schedule.{key}={value}: schedule={config.schedule.name} trains on fresh "
                 "trajectories only; leave it unset"
             )
+    _ranks(config)
     config.env.check()
     for key in _FILES:
         _exists(key, lookup(config, key))
@@ -135,6 +139,20 @@ def validate(config: Config) -> None:
             f"schedule.release={config.schedule.release}: schedule=sync releases batch; "
             "take schedule=stream for the other rungs"
         )
+
+
+def _ranks(config: Config) -> None:
+    """The rules of a learner in several processes."""
+    learner, devices = config.learner, config.schedule.learner_devices
+    if devices % learner.ranks:
+        raise UsageError(
+            f"learner.ranks={learner.ranks}: cannot share schedule.learner_devices={devices} "
+            "evenly; take a divisor of it, or more devices"
+        )
+    if learner.ranks == 1 and learner.parallel == "fsdp":
+        raise UsageError("learner.parallel=fsdp: nothing to shard; take learner.ranks=2 or more")
+    if learner.ranks == 1 and config.ledger.sharded:
+        raise UsageError("ledger.sharded=true: nothing to shard; take learner.ranks=2 or more")
 
 
 def _choice(key: str, value: Any, choices: Sequence[str | None]) -> None:
