@@ -8,8 +8,9 @@ the weights as they are; for the parameter gap they are put back afterwards.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class Check:
         self._trainable = [p for p in self.model.parameters() if p.requires_grad]
         self._groups = self._recorded(1)
         self._references: dict[tuple[str, str], tuple[torch.Tensor, float | None]] = {}
-        self._gap_reference: tuple[torch.Tensor, torch.Tensor, float] | None = None
+        self._gap_reference: tuple[torch.Tensor, float] | None = None
 
     @property
     def parameters(self) -> int:
@@ -180,33 +181,32 @@ class Check:
             self._references[case.objective] = update, control
         return self._references[case.objective]
 
-    def _weights(self) -> torch.Tensor:
-        return torch.cat([p.detach().flatten().double() for p in self._trainable])
-
-    def _end(self, play_updates: Any, *args: Any) -> torch.Tensor:
-        """The weights after a few updates, which are then undone."""
+    def _moved(self, updates: Callable[[], InlineLearner]) -> torch.Tensor:
+        """How far a few updates move the weights (flat, float64); they are undone."""
         start = [p.detach().clone() for p in self._trainable]
-        play_updates(*args)
-        end = self._weights()
+        updates()
         with torch.no_grad():
-            for parameter, weight in zip(self._trainable, start, strict=True):
+            pairs = list(zip(self._trainable, start, strict=True))
+            moved = torch.cat([(p.double() - s.double()).flatten() for p, s in pairs])
+            for parameter, weight in pairs:
                 parameter.copy_(weight)
-        return end
+        return moved
 
     def gap(self, case: Case) -> tuple[float, float]:
         """(parameter gap after GAP_UPDATES updates, its control)."""
         config = self._config(case, Config().schedule.learning_rate)
         groups = [self._recorded(seed) for seed in range(1, GAP_UPDATES + 1)]
         if self._gap_reference is None:
-            start, end = self._weights(), self._end(self._synchronous, config, groups)
+            reference = self._moved(lambda: self._synchronous(config, groups))
             control = 0.0
             for seed in range(self._permutations):
-                permuted = self._end(self._synchronous, config, groups, seed)
-                control = max(control, relative_error(permuted - start, end - start))
-            self._gap_reference = start, end, control
-        start, end, control = self._gap_reference
-        streamed = self._end(self._streamed, config, groups)
-        return relative_error(streamed - start, end - start), control
+                permuted = self._moved(partial(self._synchronous, config, groups, seed))
+                control = max(control, relative_error(permuted, reference))
+            self._gap_reference = reference, control
+        reference, control = self._gap_reference
+        return relative_error(
+            self._moved(lambda: self._streamed(config, groups)), reference
+        ), control
 
     def row(self, case: Case) -> dict[str, Any]:
         """One case: the streamed error, the control, and whether it holds. The paper's objective
