@@ -7,6 +7,7 @@ early.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from harness.protocols import (
@@ -25,7 +26,7 @@ from harness.protocols import (
 class Hand:
     """`captured` maps an open group to the ids whose score gradient lies in the ledger; those in
     `pending` still lack their reward there. `rewarded` and `lost` are pending ones to commit and to
-    discard."""
+    discard. `rewards` are those that have arrived in open groups."""
 
     release: Release
     closed: list[Group] = field(default_factory=list)
@@ -34,12 +35,15 @@ class Hand:
     pending: set[str] = field(default_factory=set)
     rewarded: list[Trajectory] = field(default_factory=list)
     lost: list[Trajectory] = field(default_factory=list)
+    rewards: dict[int, list[float]] = field(default_factory=dict)
 
     def take(self, event: Event) -> None:
         """Sort one event in."""
         if isinstance(event, TrajectoryFinished) and self.release == "submit":
             self.released.append(event.trajectory)
         elif isinstance(event, RewardArrived):
+            if event.trajectory.reward is not None:
+                self.rewards.setdefault(event.trajectory.group, []).append(event.trajectory.reward)
             if event.trajectory.trajectory_id in self.pending:
                 self.rewarded.append(event.trajectory)
             elif self.release == "reward":
@@ -48,6 +52,7 @@ class Hand:
             self._forget(event.trajectory)
         elif isinstance(event, GroupClosed):
             self.closed.append(event.group)
+            self.rewards.pop(event.group.group, None)
             self.released = [t for t in self.released if t.group != event.group.group]
 
     def _forget(self, trajectory: Trajectory) -> None:
@@ -64,6 +69,22 @@ class Hand:
     def empty(self) -> bool:
         """Nothing to do before the next event."""
         return not (self.closable or self.released or self.rewarded or self.lost)
+
+    @property
+    def candidates(self) -> list[Trajectory]:
+        """What is released, the most worth capturing first: a group with two different rewards has
+        a signal for certain, and the more of its rewards are known and equal, the likelier it has
+        none and its captures are wasted. Among equals those that share a pass with the most others,
+        then the oldest."""
+        alike: Counter[tuple[int, float | None]] = Counter(
+            (t.group, t.reward) for t in self.released if t.reward is not None
+        )
+
+        def rank(t: Trajectory) -> tuple[int, int]:
+            known = self.rewards.get(t.group, [])
+            return len(known) if len(set(known)) < 2 else 0, -alike[t.group, t.reward]
+
+        return sorted(self.released, key=rank)
 
     def mark(self, chunk: list[Trajectory]) -> None:
         """The chunk is being captured, with the rewards that are known at this moment."""
