@@ -9,7 +9,14 @@ from environments.protocols import UsageError
 
 @dataclass
 class SweBenchConfig:
-    """`dataset` is mini, pypi or a dotted path; `data_dir` overrides where its data lies.
+    """`dataset` is mini, pypi, verified, a Hugging Face name (owner/name), a .json, .jsonl or
+    .parquet file, the folder of a task repository of swebench 5, or a dotted path; `data_dir`
+    overrides where its data lies (for a Hugging Face name: the cache folder).
+
+    What follows `data_dir` is for data sets whose repositories lie in images: `images` is a JSON
+    file that maps instances to other images than the official ones, `registry` (host:port) where
+    images are pulled from instead, `user` the owner of /testbed in them (0 in published ones),
+    `memory_mb` and `cpus` the limits of a sandbox (0: 4096 MB, 1 core).
 
     `observation_lines` and `observation_characters` bound what the agent reads after a command:
     the head is kept, and a line "..." says that something is missing. 0 takes the prompt's own
@@ -21,6 +28,11 @@ class SweBenchConfig:
     split: str = "train"
     eval_split: str = "eval"
     data_dir: str | None = None
+    images: str | None = None
+    registry: str | None = None
+    user: str = "0"
+    memory_mb: int = 0
+    cpus: float = 0.0
     agent_prompt: str = "auto"
     command_timeout_s: float = 20.0
     verify_timeout_s: float = 120.0
@@ -33,9 +45,11 @@ class SweBenchConfig:
             raise UsageError(
                 f"env.agent_prompt={self.agent_prompt!r} is unknown; use auto, short or full"
             )
+        if not self.user.isdigit():
+            raise UsageError(f"env.user={self.user!r} must be a numeric user id, such as 0 (root)")
         for key in ("command_timeout_s", "verify_timeout_s"):
             if not getattr(self, key) > 0:
                 raise UsageError(f"env.{key}={getattr(self, key)} must be above 0 seconds")
-        for key in ("observation_lines", "observation_characters"):
+        for key in ("observation_lines", "observation_characters", "memory_mb", "cpus"):
             if getattr(self, key) < 0:
                 raise UsageError(f"env.{key}={getattr(self, key)} must be 0 (default) or more")

@@ -38,7 +38,7 @@ class SweBench:
         self.name = "swebench"
         self.dataset = self.config.dataset
         self.command_timeout_s = self.config.command_timeout_s
-        self.source: TaskSource = open_source(self.config.dataset, self.config.data_dir)
+        self.source: TaskSource = open_source(self.config)
         style = self.config.agent_prompt
         self._short = (self.source.prompt if style == "auto" else style) == "short"
         rule = prompt.SHORT_RULE if self._short else prompt.FULL_RULE
@@ -49,9 +49,10 @@ class SweBench:
         self._instances: dict[str, Instance] = {}
 
     def warm_up(self) -> None:
-        """Import swebench's grading (3 s) before anything is timed."""
+        """Look for the images, and import swebench's grading (3 s), before anything is timed."""
         from environments.swebench.grading import warm_up
 
+        self.source.check_engine()
         warm_up()
 
     def data_hashes(self) -> Mapping[str, str]:
@@ -100,17 +101,18 @@ class SweBench:
         return self.rule.apply(result)
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Submission:
-        """The agent's diff against base_commit: new files too, binary-safe, no steering files.
+        """The agent's diff against what it found: new files too, binary-safe, no steering files.
 
         Bytes that are not UTF-8 survive as surrogates. Where the agent has destroyed .git it is
         laid down again first; a diff that cannot be made even then, that a process of the agent's
         takes away, or that is over MAX_PATCH_BYTES, is an empty submission.
         """
         instance = self.instance(task)
+        start = self.source.start_commit(instance)
         git = "git -c core.quotepath=false -c diff.noprefix=false -c core.fsmonitor=false"
         command = (
             f"{git} add -A . && {git} diff --cached --binary --no-color --no-ext-diff "
-            f"--no-textconv --no-renames {instance.base_commit} > {_PATCH_FILE} "
+            f"--no-textconv --no-renames {start} > {_PATCH_FILE} "
             f"&& wc -c < {_PATCH_FILE} && head -c 65536 {_PATCH_FILE}"
         )
         result = await sandbox.exec(command, timeout_s=_COLLECT_TIMEOUT_S, max_output_bytes=1 << 20)

@@ -85,19 +85,36 @@ def contradictions(log: str) -> list[str]:
     return twice
 
 
-def unclean(log: str, exit_code: int | None, listed: int) -> str:
+def forged_markers(log: str) -> bool:
+    """Whether a marker of the evaluation script comes more often than the script prints it."""
+    return log.count(START_TEST_OUTPUT) > 1 or log.count(END_TEST_OUTPUT) > 1
+
+
+def silent(instance: Instance, log: str, exit_code: int | None) -> str:
+    """Why an exit status does not fit the log of a solved task; "" where it does."""
+    failures = {"FAILED", "ERROR"} & set(outcomes(instance, log).values())
+    if exit_code == 0 or failures:
+        return ""
+    return f"the log reports no failure, but the test command ended with {exit_code}"
+
+
+def unclean(log: str, exit_code: int | None, listed: int, decoy: str | None = None) -> str:
     """Why this is not a runner in which `listed` tests or more, and all, passed; else "".
 
     Any line of the log may be the code under test's own, which may have ended the runner before it
-    said anything: the test command's exit status is what it cannot write.
+    said anything: the test command's exit status is what it cannot write. `decoy` is a test that
+    must be the only one to fail.
     """
-    if exit_code != 0:
+    if exit_code != (0 if decoy is None else 1):
         return f"the log reports passes, but the test command ended with {exit_code}"
+    if decoy is not None and f"\nFAILED {decoy} " not in log:
+        return "a test that must fail is not reported as failed"
     inside = log.partition(START_TEST_OUTPUT)[2].partition(END_TEST_OUTPUT)[0]
     said = [line for line in inside.splitlines()[1:] if line.strip() and not line.startswith("+")]
     summary = said[-1] if said else ""
     counts = {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", summary)}
-    if counts.get("passed", 0) < listed or counts.keys() & {"failed", "error", "errors"}:
+    failed = sum(counts.get(word, 0) for word in ("failed", "error", "errors"))
+    if counts.get("passed", 0) < listed or failed != (0 if decoy is None else 1):
         return f"the test runner's last line is {summary[:80]!r}, with {listed} tests to pass"
     return ""
 

@@ -1,6 +1,7 @@
 """Where the instances of one data set come from: the seam between SweBench and mini, pypi, ...
 
-To add a data set: write a class with these members, and name it by dotted path in SOURCES.
+To add a data set: write a class with these members, and name it by dotted path in SOURCES. One in
+SWE-bench's own format needs no class: name its file, folder or Hugging Face name.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from environments.protocols import SandboxSpec, UsageError
+from environments.protocols import Sandbox, SandboxSpec, UsageError
+from environments.swebench.config import SweBenchConfig
 from environments.swebench.instance import Instance
+from environments.swebench.records import ALIASES, SUFFIXES, names_records
 
 TOOLS_DIR = "/tmp/bin"  # on PATH inside; outside the repository, so no diff and no patch reaches it
 SOURCES = {
@@ -28,6 +31,9 @@ class TaskSource(Protocol):
     # Whether a solved task's test command exits 0 and ends in pytest's line of counts. Then nothing
     # else scores; images of published data sets often hold tests that fail whatever is done.
     solved_run_is_clean: bool
+    # Whether a test that must fail is added to the hidden ones (decoy.py): for data sets whose test
+    # command is pytest's, in whose process the code under test runs.
+    decoy: bool
 
     def instances(self, split: str) -> Sequence[Instance]:
         """All instances of a split, in a fixed order. Raises UsageError for an unknown split."""
@@ -47,17 +53,52 @@ class TaskSource(Protocol):
 
     def sandbox_spec(self, instance: Instance) -> SandboxSpec: ...
 
+    async def started(self, instance: Instance, sandbox: Sandbox) -> None:
+        """Called last before anybody uses a fresh sandbox, an agent or the verifier."""
+        ...
 
-def open_source(dataset: str, data_dir: str | None) -> TaskSource:
-    """The source that `env.dataset` names: a key of SOURCES, or `package.module:Class`."""
+    def start_commit(self, instance: Instance) -> str:
+        """What the agent's diff is made against, once a sandbox has been prepared."""
+        ...
+
+    def check_engine(self) -> None:
+        """Raise UsageError where what sandboxes start from is known to be missing."""
+        ...
+
+
+class BundledSource:
+    """What data sets share that bring their repositories along."""
+
+    decoy = False
+
+    async def started(self, instance: Instance, sandbox: Sandbox) -> None:
+        """The repository was made without history."""
+
+    def start_commit(self, instance: Instance) -> str:
+        return instance.base_commit
+
+    def check_engine(self) -> None:
+        """Any sandbox will do."""
+
+
+def open_source(config: SweBenchConfig) -> TaskSource:
+    """The source that `env.dataset` names: a key of SOURCES, records in SWE-bench's format (a file,
+    a task repository, a Hugging Face name), or `package.module:Class`."""
+    dataset = config.dataset
+    if dataset not in SOURCES and names_records(dataset):
+        from environments.swebench.published import PublishedSource
+
+        return PublishedSource(config)
     path = SOURCES.get(dataset, dataset)
     module, colon, attribute = path.partition(":")
     if not colon:
-        known = ", ".join(sorted(SOURCES))
+        known = ", ".join(sorted([*SOURCES, *ALIASES]))
         raise UsageError(
-            f"env.dataset={dataset!r} is unknown; use one of {known} or 'package.module:Class'"
+            f"env.dataset={dataset!r} is unknown; use one of {known}, a Hugging Face name "
+            f"(owner/name), a file ({', '.join(SUFFIXES)}), a task repository's folder or "
+            "'package.module:Class'"
         )
     try:
-        return getattr(importlib.import_module(module), attribute)(data_dir)
+        return getattr(importlib.import_module(module), attribute)(config.data_dir)
     except (ModuleNotFoundError, AttributeError) as error:
         raise UsageError(f"env.dataset={dataset!r} cannot be loaded: {error}") from error

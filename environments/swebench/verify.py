@@ -7,6 +7,7 @@ and code that sleeps look the same, so a failure that took long and little CPU i
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from typing import Any
 
@@ -18,6 +19,7 @@ from environments.protocols import (
     Verdict,
 )
 from environments.swebench import grading
+from environments.swebench.decoy import Decoy, make_decoy, with_decoy
 from environments.swebench.instance import (
     APPLY_PATCH_FAIL,
     END_TEST_OUTPUT,
@@ -30,12 +32,21 @@ from environments.swebench.source import TOOLS_DIR, TaskSource
 from environments.swebench.steering import (
     SETTINGS_FILES,
     apply_command,
-    may_change_settings,
+    is_steering,
+    needs_restoring,
     runner_settings,
     steering_in,
+    steering_kind,
 )
 
 _FOLDER = "/tmp/.verify"  # of the verifier's own sandbox, which no agent has touched
+# Read whole and removed before it runs: code under test could otherwise edit the lines still to
+# come, or read the hidden tests in it. As eval's argument, because the kernel takes no program
+# argument above 128 KiB. FORGET_TESTS tells mini's runner to remove the tests it has read.
+_JUDGE = (
+    f"FORGET_TESTS=1 bash -c 'script=$(cat {_FOLDER}/eval.sh); rm -rf {_FOLDER}; "
+    'eval "$script"\' 2>&1'
+)
 _APPLIED = ">>>>> Applied Patch"  # swebench's marker
 _MAX_LOG_BYTES = 8 << 20
 _STEP_TIMEOUT_S = 60.0
@@ -51,6 +62,7 @@ async def prepare(source: TaskSource, instance: Instance, sandbox: Sandbox) -> N
     tools = source.tools(instance)
     if tools:
         await sandbox.put(tools, base=TOOLS_DIR)
+    await source.started(instance, sandbox)
 
 
 def gold_files(instance: Instance) -> set[str]:
@@ -66,7 +78,11 @@ async def verify(
     *,
     timeout_s: float,
 ) -> Verdict:
-    """Reward 1.0 or 0.0, with a report: {"resolved", "patch_applied", "reason", counts}."""
+    """Reward 1.0 or 0.0, with a report: {"resolved", "patch_applied", "reason", counts}.
+
+    "integrity" lists what the patch tried on the verifier, where that was seen, solved or not;
+    "failure" says that the agent's code ran out of time or memory.
+    """
     judgement = (source, instance, patch, provider)
     verdict, result = await _judge_once(*judgement, timeout_s=timeout_s)
     if verdict.reward or not _stalled(result):
@@ -91,102 +107,149 @@ async def _judge_once(
     timeout_s: float,
 ) -> tuple[Verdict, ExecResult]:
     allowed = gold_files(instance)
-    apply = apply_command(f"{_FOLDER}/patch.diff", allowed) if patch.strip() else "true"
-    # Read whole before it runs: code under test could otherwise edit the lines still to come. As
-    # eval's argument, because the kernel takes no program argument above 128 KiB.
-    judge = f"bash -c 'eval \"$(cat {_FOLDER}/eval.sh)\"' 2>&1"
+    decoy = make_decoy(instance) if source.decoy else None
+    result, ignored = await _run_tests(source, instance, patch, provider, decoy, timeout_s)
+    report: dict[str, Any] = {"resolved": False, "patch_applied": _APPLIED in result.output}
+    if ignored:
+        report["ignored_files"] = ignored
+        kinds = {steering_kind(path, allowed) for path in ignored}
+        report["integrity"] = sorted(kind for kind in kinds if kind)
+    if patch.strip() and _tests_blocked(result):
+        # Without the patch this must raise: then the data set is at fault, not the agent.
+        bare, _ = await _run_tests(source, instance, "", provider, decoy, timeout_s)
+        _judge(instance, "", bare, {}, decoy, must_be_clean=False)
+        return _zero(report, "the patch keeps the hidden tests out", "test_files"), result
     clean = source.solved_run_is_clean
-    script = grading.full_eval_script(instance) + (grading.exit_with_tests() if clean else "")
+    return _judge(instance, patch, result, report, decoy, must_be_clean=clean), result
+
+
+async def _run_tests(
+    source: TaskSource,
+    instance: Instance,
+    patch: str,
+    provider: SandboxProvider,
+    decoy: Decoy | None,
+    timeout_s: float,
+) -> tuple[ExecResult, list[str]]:
+    """What the evaluation script left in a fresh sandbox with the patch; the files left out."""
+    allowed = gold_files(instance)
+    apply = apply_command(f"{_FOLDER}/patch.diff", allowed) if patch.strip() else "true"
+    script = grading.full_eval_script(instance) + grading.exit_with_tests()
+    if decoy is not None:
+        script = with_decoy(script, decoy)
     files = {"patch.diff": patch.encode("utf-8", "surrogateescape"), "eval.sh": script.encode()}
     ignored = steering_in(patch, allowed)
     sandbox = await provider.start(source.sandbox_spec(instance))
     try:
         await prepare(source, instance, sandbox)
         await sandbox.put(files, base=_FOLDER)
-        if may_change_settings(patch):
-            ignored += await _apply_and_restore_settings(sandbox, instance, apply, allowed)
+        if needs_restoring(patch):
+            start = source.start_commit(instance)
+            ignored += await _apply_and_restore(sandbox, start, apply, allowed)
             apply = f"test -e {_FOLDER}/applied"
-        command = f"{apply} || {{ echo '{APPLY_PATCH_FAIL}'; exit 0; }}; echo '{_APPLIED}'; {judge}"
+        command = (
+            f"{apply} || {{ echo '{APPLY_PATCH_FAIL}'; exit 0; }}; echo '{_APPLIED}'; {_JUDGE}"
+        )
         result = await sandbox.exec(command, timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
     finally:
         await sandbox.stop()
-    return _judge(instance, patch, result, ignored, must_be_clean=clean), result
+    return result, ignored
 
 
-async def _apply_and_restore_settings(
-    sandbox: Sandbox, instance: Instance, apply: str, allowed: Collection[str]
+async def _apply_and_restore(
+    sandbox: Sandbox, start: str, apply: str, allowed: Collection[str]
 ) -> list[str]:
-    """Apply the diff, and put settings files whose test-runner section it changed back to base.
+    """Apply the diff, and put back settings files whose test-runner section it changed and steering
+    files that it removed by moving them away.
 
     Returns the files put back. Leaves a mark where the diff applied.
     """
     paths = [path for path in SETTINGS_FILES if path not in allowed]
-    before = [await _read(sandbox, path) for path in paths]
+    before = [await _read(sandbox, f"cat {path}") for path in paths]
     await sandbox.exec(f"{apply} && touch {_FOLDER}/applied", timeout_s=_STEP_TIMEOUT_S)
-    after = [await _read(sandbox, path) for path in paths]
+    after = [await _read(sandbox, f"cat {path}") for path in paths]
     changed = [
         path
         for path, old, new in zip(paths, before, after, strict=True)
         if runner_settings(path, old) != runner_settings(path, new)
     ]
-    for path in changed:
-        restore = f"rm -rf {path}; git checkout {instance.base_commit} -- {path}"
+    gone = await _read(sandbox, f"git diff --name-only --no-renames --diff-filter=D -z {start}")
+    changed += [path for path in gone.split("\0") if path and is_steering(path, allowed)]
+    for path in map(shlex.quote, changed):
+        restore = f"rm -rf {path}; git checkout {start} -- {path}"
         await sandbox.exec(restore, timeout_s=_STEP_TIMEOUT_S)
     return changed
 
 
-async def _read(sandbox: Sandbox, path: str) -> str:
-    command = f"cat {path} 2>/dev/null"
-    result = await sandbox.exec(command, timeout_s=_STEP_TIMEOUT_S, max_output_bytes=1 << 20)
+async def _read(sandbox: Sandbox, command: str) -> str:
+    result = await sandbox.exec(
+        f"{command} 2>/dev/null", timeout_s=_STEP_TIMEOUT_S, max_output_bytes=1 << 20
+    )
     return result.output
+
+
+def _tests_blocked(result: ExecResult) -> bool:
+    before, started, _ = result.output.partition(START_TEST_OUTPUT)
+    return bool(started) and TESTS_ERROR in before
+
+
+def _zero(
+    report: dict[str, Any], reason: str, integrity: str | None = None, failure: str | None = None
+) -> Verdict:
+    """Reward 0 for the agent's own doing."""
+    report = report | {"reason": reason}
+    if integrity is not None:
+        report["integrity"] = sorted({*report.get("integrity", ()), integrity})
+    if failure is not None:
+        report["failure"] = failure
+    return Verdict(0.0, report)
 
 
 def _judge(
     instance: Instance,
     patch: str,
     result: ExecResult,
-    ignored: list[str],
+    report: dict[str, Any],
+    decoy: Decoy | None,
     *,
     must_be_clean: bool,
 ) -> Verdict:
     log = result.output
     name = instance.instance_id
-    report: dict[str, Any] = {"resolved": False, "patch_applied": _APPLIED in log}
-    if ignored:
-        report["ignored_files"] = ignored
-
-    def zero(reason: str) -> Verdict:
-        return Verdict(0.0, report | {"reason": reason})
-
-    started = START_TEST_OUTPUT in log
-    if APPLY_PATCH_FAIL in log and not report["patch_applied"]:
-        return zero("the patch does not apply")
-    if not started:
+    if APPLY_PATCH_FAIL in log and not report.get("patch_applied"):
+        return _zero(report, "the patch does not apply")
+    if START_TEST_OUTPUT not in log:
         kind = "verifier_timeout" if result.timed_out else "exec_transport"
         kind = "out_of_memory" if result.out_of_memory else kind
         tail = " ".join(log[-200:].split())
         raise InfrastructureError(kind, f"{name}: the verifier never reached its tests: {tail}")
-    if TESTS_ERROR in log.partition(START_TEST_OUTPUT)[0]:
+    if _tests_blocked(result):
         raise InfrastructureError("parser", f"{name}: test_patch does not apply at base_commit")
     if result.timed_out:
-        return zero(f"the tests ran past {result.duration_s:.0f} s")
+        reason = f"the tests ran past {result.duration_s:.0f} s"
+        return _zero(report, reason, failure="agent_timeout")
     if result.out_of_memory:
-        return zero("the tests ran out of memory")
+        return _zero(report, "the tests ran out of memory", failure="agent_out_of_memory")
     # A marker in the log is no proof: code under test may have written it before it killed bash.
     ended = result.exit_code is not None and result.exit_code < 128
     if not ended or END_TEST_OUTPUT not in log.partition(START_TEST_OUTPUT)[2]:
-        return zero("the tests ended their own runner or shell")
+        return _zero(report, "the tests ended their own runner or shell", "killed_runner")
+    if grading.forged_markers(log):
+        return _zero(report, "the log has more markers than its script", "forged_results")
     forged = grading.contradictions(log)
     if forged:
-        return zero(f"the log reports {forged[0]} twice, with different outcomes")
+        reason = f"the log reports {forged[0]} twice, with different outcomes"
+        return _zero(report, reason, "forged_results")
     graded = grading.grade(instance, patch, log)
-    report |= grading.summarise(graded)
-    listed = len(instance.FAIL_TO_PASS) + len(instance.PASS_TO_PASS)
-    if must_be_clean and graded["resolved"]:
-        unclean = grading.unclean(log, result.exit_code, listed)
-        if unclean:
-            return zero(unclean)
-    report["resolved"] = bool(graded["resolved"])
-    if report["resolved"]:
-        return Verdict(1.0, report | {"reason": "resolved"})
-    return zero("tests fail" if "tests_status" in graded else "no readable test results")
+    report = report | grading.summarise(graded)
+    if graded["resolved"]:
+        listed = len(instance.FAIL_TO_PASS) + len(instance.PASS_TO_PASS)
+        if must_be_clean:
+            test_id = decoy.test_id if decoy is not None else None
+            forged_by = grading.unclean(log, result.exit_code, listed, test_id)
+        else:
+            forged_by = grading.silent(instance, log, result.exit_code)
+        if forged_by:
+            return _zero(report, forged_by, "forged_results")
+        return Verdict(1.0, report | {"resolved": True, "reason": "resolved"})
+    return _zero(report, "tests fail" if "tests_status" in graded else "no readable test results")

@@ -16,7 +16,7 @@ from environments.protocols import SandboxSpec, UsageError
 from environments.swebench.gitrepo import Repository, build_repository
 from environments.swebench.instance import Instance, make_eval_script, parse_instances
 from environments.swebench.mini.generator import MiniTask, generate
-from environments.swebench.source import TOOLS_DIR
+from environments.swebench.source import TOOLS_DIR, BundledSource
 
 IMAGE = "thundersync/mini:1"
 DATA_FILE = "mini.jsonl.gz"
@@ -101,7 +101,7 @@ def data_hash(data_dir: str | None = None) -> str:
     return hashlib.sha256(data_path(data_dir).read_bytes()).hexdigest()
 
 
-class MiniSource:
+class MiniSource(BundledSource):
     """The bundled data set. Its repositories are built in memory, once per instance."""
 
     name = "mini"

@@ -10,9 +10,10 @@ Tests run in a forked child whose standard streams are /dev/null, and of a test 
 `assert CALL == LITERAL` the child returns only the value of CALL: the literal is compared here, in
 the parent, which never imports the code under test. The child lets go of the literals before it
 imports that code, and where that code ends the child (os._exit, a crash, a time limit) the running
-test is a failed one. What is left to it: to read the test files, which lie on the same disk under
-the same user, and to attack this process from outside (signals, /proc); a verifier therefore has to
-look at the exit code.
+test is a failed one. With FORGET_TESTS in the environment, as for a verifier, the test files are
+removed once they are read, so that the code under test cannot read them; this process's memory and
+descriptors are closed to others. What is left: signals, so that a verifier has to look at the exit
+code, and attacks on the shell that started this.
 Imports are few on purpose: every one of them is paid by each run.
 """
 
@@ -26,6 +27,7 @@ import time
 CPU_LIMIT_S = 3
 WALL_LIMIT_S = 20
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
+PR_SET_DUMPABLE = 4
 SHOWN = 60  # characters of a value or an error that are printed
 
 
@@ -59,6 +61,17 @@ def plain(value):
     if type(value) is dict:
         return all(plain(key) and plain(item) for key, item in value.items())
     return value is None or type(value) in (bool, int, float, str, bytes)
+
+
+def set_dumpable(value):
+    """Whether processes of this user may look into this one's memory and descriptors."""
+    try:
+        import _ctypes
+
+        function = _ctypes.dlsym(_ctypes.dlopen("", os.RTLD_NOW), "prctl")
+        _ctypes.call_function(function, (PR_SET_DUMPABLE, value, 0, 0, 0))
+    except (ImportError, OSError):
+        return  # a Python without ctypes: the kernel's own rules on tracing are left
 
 
 class File:
@@ -180,6 +193,7 @@ def run_all(files, count):
             null = os.open("/dev/null", os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(null, stream)
+            set_dumpable(1)  # the code under test's own /proc/self is root's otherwise
             sys.path.insert(0, os.getcwd())
             child(files, len(outcomes), out)
             os._exit(0)
@@ -229,6 +243,10 @@ def main(arguments):
             print("ERROR: file or directory not found: " + path)
             return 4
     files = [File(path) for path in paths]
+    if os.environ.pop("FORGET_TESTS", None):
+        set_dumpable(0)
+        for path in paths:
+            os.unlink(path)
     lines, failures = [], []
     for file in files:
         if file.error is not None:

@@ -9,6 +9,7 @@ import os
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,8 +17,10 @@ from environments.protocols import SandboxSpec, UsageError
 from environments.swebench.instance import Instance, parse_instances
 from environments.swebench.mini.dataset import sandbox_environment
 from environments.swebench.pypi.releases import read_table
+from environments.swebench.source import BundledSource
 
-SPLITS = ("eval",)
+SPLITS = ("train", "eval")
+HELD_OUT = ("pypi__wcwidth-0.2.12", "pypi__humanize-4.12.2")  # the eval split; the others train
 MANIFEST = Path(__file__).with_name("manifest.json")
 _TOOLS_INSIDE = "/pypi-tools"
 _WORKDIR = "/testbed"
@@ -49,6 +52,10 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _split(instance: Instance) -> str:
+    return "eval" if instance.instance_id in HELD_OUT else "train"
+
+
 class Folder:
     """The files of one data set, complete or in the making."""
 
@@ -61,22 +68,23 @@ class Folder:
         return self.path / "repositories" / f"{instance_id}.tar"
 
 
-class FolderSource:
+class FolderSource(BundledSource):
     """Serves `instances`, whose repositories and tools lie in a folder."""
 
     name = "pypi"
     splits: Sequence[str] = SPLITS
     prompt = "full"
     solved_run_is_clean = True
+    decoy = True
 
     def __init__(self, folder: Folder, instances: Sequence[Instance]) -> None:
         self._folder = folder
-        self._instances = instances
+        self._instances = [replace(instance, split=_split(instance)) for instance in instances]
 
     def instances(self, split: str) -> Sequence[Instance]:
         if split not in SPLITS:
             raise UsageError(f"env.split={split!r}: data set 'pypi' has {', '.join(SPLITS)}")
-        return self._instances
+        return [instance for instance in self._instances if instance.split == split]
 
     def repository(self, instance: Instance) -> bytes:
         return self._folder.repository(instance.instance_id).read_bytes()

@@ -143,8 +143,8 @@ def test_what_does_not_solve_the_task_scores_zero(bench) -> None:
 
 
 def over_the_parents_output(forged: str, *, kill: int) -> str:
-    """Source that writes a whole passing log into the runner's output; ends `kill` of its parents,
-    the runner first, then the shell that reads the evaluation script."""
+    """Source that writes a whole passing log into the output of runner and shell; ends `kill` of
+    its parents, the runner first, then the shell that reads the evaluation script."""
     count = forged.count("PASSED")
     # A failure of no listed test: swebench itself distrusts a bad exit with no failure at all.
     log = f"{forged}\\nFAILED other::test - x\\n{count} passed\\n"
@@ -153,7 +153,7 @@ def over_the_parents_output(forged: str, *, kill: int) -> str:
     return (
         "import os\nrunner = os.getppid()\n"
         "shell = int(open(f'/proc/{runner}/stat').read().rpartition(')')[2].split()[1])\n"
-        "with open(f'/proc/{runner}/fd/1', 'w') as file:\n"
+        "with open(f'/proc/{shell}/fd/1', 'w') as file:\n"
         f'    file.write("{log}")\n'
         f"for pid in (runner, shell)[:{kill}][::-1]:\n    os.kill(pid, 9)"
     )

@@ -38,6 +38,13 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def in_order(environment: SweBench) -> list[Task]:
+    """The tasks of both splits in the table's order; the splits share none."""
+    tasks = [*environment.tasks("train"), *environment.tasks("eval")]
+    order = [release.instance_id for release in read_table().releases]
+    return sorted(tasks, key=lambda task: order.index(task.task_id))
+
+
 async def attempt(
     environment: SweBench, task: Task, provider: SandboxProvider, *, oracle: bool
 ) -> Mapping[str, Any]:
@@ -62,7 +69,7 @@ async def attempt_all(kind: SandboxKind, environment: SweBench) -> list[list[Map
         kind, image=MINI_IMAGE, run_id="test-pypi", max_parallel=PARALLEL
     )
     try:
-        tasks = environment.tasks("eval")
+        tasks = in_order(environment)
         outcomes = [
             await asyncio.gather(
                 *(attempt(environment, task, provider, oracle=oracle) for task in tasks)
@@ -98,7 +105,7 @@ def test_the_agent_gets_the_issue_and_one_clean_commit_without_the_hidden_tests(
     data_dir: Path, tmp_path: Path
 ) -> None:
     environment = SweBench(SweBenchConfig(dataset="pypi", data_dir=str(data_dir)))
-    for task, release in zip(environment.tasks("eval"), read_table().releases, strict=True):
+    for task, release in zip(in_order(environment), read_table().releases, strict=True):
         message = environment.first_message(task)
         assert release.issue in message and "/testbed" in message
         assert release.fixed.version not in message

@@ -8,7 +8,7 @@ from environments.swebench.steering import (
     apply_command,
     drop_files,
     is_steering,
-    may_change_settings,
+    needs_restoring,
     runner_settings,
     steering_in,
 )
@@ -59,9 +59,9 @@ def test_what_the_gold_patch_changes_is_allowed() -> None:
 
 
 def test_settings_files_are_looked_at_whatever_hides_them() -> None:
-    assert may_change_settings(section("setup.cfg"))
-    assert may_change_settings('--- "a/pypro\\152ect.toml"\n')
-    assert not may_change_settings(section("shop/core.py"))
+    assert needs_restoring(section("setup.cfg"))
+    assert needs_restoring('--- "a/pypro\\152ect.toml"\n')
+    assert not needs_restoring(section("shop/core.py"))
 
 
 def test_only_the_runner_section_counts() -> None:
