@@ -37,16 +37,16 @@ from environments.sandbox.cgroups import (
     Limits,
     enter_script,
     find_groups,
-    process_start,
 )
 from environments.sandbox.channel import KILLED_EXIT_CODE, Channel, ChannelClosed, ChannelSandbox
+from environments.sandbox.ownership import folder_prefix, reap_folders
+from environments.sandbox.places import Place, Places
 from environments.sandbox.provider import Provider
 
 __all__ = ["BubblewrapProvider", "BubblewrapSandbox", "find_bwrap", "unusable_reason"]
 
 _STOP_LIMIT_S = 10.0
 _POLITE_END_S = 2.0
-_TEMPORARY_PREFIX = "thundersync-bwrap."
 
 
 class BubblewrapSandbox(ChannelSandbox):
@@ -213,19 +213,33 @@ async def _readable(descriptor: int) -> None:
 class BubblewrapProvider(Provider):
     kind = "bubblewrap"
 
-    def __init__(self, *, bwrap: str, run_id: str, max_parallel: int, why: str) -> None:
-        super().__init__(run_id=run_id, max_parallel=max_parallel, why=why)
+    def __init__(
+        self,
+        *,
+        bwrap: str,
+        run_id: str,
+        max_parallel: int,
+        why: str,
+        start_parallel: int | None = None,
+        exec_parallel: int | None = None,
+    ) -> None:
+        super().__init__(
+            run_id=run_id,
+            places=Places([Place("this machine", max_parallel)], max_parallel),
+            why=why,
+            start_parallel=start_parallel,
+            exec_parallel=exec_parallel,
+        )
         self._bwrap = bwrap
         self.groups, self.limits_by = find_groups()
         if self.groups is not None:
             self.groups.reap()
-        _reap_temporary_directories()
-        start = process_start(os.getpid())
-        self.files = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{os.getpid()}.{start}."))
+        reap_folders()
+        self.files = Path(tempfile.mkdtemp(prefix=folder_prefix()))
         self.files.chmod(0o755)
         self._system = system_arguments(self.files)
 
-    def _new(self, spec: SandboxSpec, number: int) -> BubblewrapSandbox:
+    def _new(self, spec: SandboxSpec, number: int, place: Place) -> BubblewrapSandbox:
         return BubblewrapSandbox(f"{self.run_id}-{number}".replace("/", "-"), self, spec)
 
     async def _launch(self, sandbox: ChannelSandbox) -> None:
@@ -237,10 +251,3 @@ class BubblewrapProvider(Provider):
 
     def command(self, spec: SandboxSpec, group: Group | None) -> list[str]:
         return sandbox_command(self._bwrap, self._system, spec, group)
-
-
-def _reap_temporary_directories() -> None:
-    for path in Path(tempfile.gettempdir()).glob(_TEMPORARY_PREFIX + "*"):
-        pid, start = path.name.removeprefix(_TEMPORARY_PREFIX).split(".")[:2]
-        if process_start(int(pid)) != int(start):
-            shutil.rmtree(path, ignore_errors=True)

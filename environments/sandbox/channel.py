@@ -7,12 +7,14 @@ a reader needs text, and an answer that breaks the protocol condemns the sandbox
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
 from environments.protocols import ExecResult, InfrastructureError
 
@@ -22,6 +24,7 @@ _ENOSPC = 28
 # Over the command's own limit: what a sandbox may need to kill a crowd on a loaded machine.
 _ANSWER_GRACE_S = 60.0
 _START_LIMIT_S = 60.0
+_READY_LIMIT_S = 10.0
 KILLED_EXIT_CODE = 137  # of a server that got SIGKILL or ran out of memory
 
 Fields = Sequence[bytes]
@@ -56,6 +59,8 @@ def decode_fields(frame: bytes) -> list[bytes]:
 class Reader(Protocol):
     async def readexactly(self, n: int, /) -> bytes: ...
 
+    def at_eof(self) -> bool: ...
+
 
 class Channel:
     """One request at a time, one answer each."""
@@ -85,6 +90,11 @@ class Channel:
         except OSError as error:  # TimeoutError is one
             raise ChannelClosed(str(error) or f"no answer within {within_s:.0f} s") from error
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other end is known to be gone, without asking it."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
     def close(self) -> None:
         self._writer.transport.abort()
 
@@ -110,6 +120,7 @@ def decode_result(answer: Sequence[bytes]) -> ExecResult:
         omitted_bytes=omitted_bytes,
         out_of_memory=b"out_of_memory" in flags,
         cpu_s=cpu_s,
+        killed=b"killed" in flags,
     )
 
 
@@ -125,6 +136,7 @@ class ChannelSandbox(ABC):
         self._stopping: asyncio.Task[None] | None = None
         self._died: ExecResult | None = None
         self._requests: set[asyncio.Task[list[bytes]]] = set()
+        self.exec_limit: AbstractAsyncContextManager[Any] = contextlib.nullcontext()
         self.on_stopped: Callable[[ChannelSandbox], None] = lambda _: None
         self.on_stop_failed: Callable[[ChannelSandbox], None] = lambda _: None
 
@@ -154,6 +166,16 @@ class ChannelSandbox(ABC):
         except TimeoutError as error:
             raise ChannelClosed(f"not ready within {_START_LIMIT_S:.0f} s") from error
 
+    async def is_ready(self) -> bool:
+        """Whether it runs a command, now: for one that has waited unused."""
+        if self._stopping is not None or self._channel is None or self._channel.ended:
+            return False
+        try:
+            result = await self.exec("true", timeout_s=_READY_LIMIT_S)
+        except InfrastructureError:
+            return False
+        return result.exit_code == 0
+
     async def exec(
         self, command: str, *, timeout_s: float, max_output_bytes: int = 65536
     ) -> ExecResult:
@@ -166,11 +188,12 @@ class ChannelSandbox(ABC):
             b"%d" % max_output_bytes,
         )
         try:
-            answer = await self._ask(
-                request,
-                max_bytes=max_output_bytes + _SLACK_BYTES,
-                within_s=timeout_s + _ANSWER_GRACE_S,
-            )
+            async with self.exec_limit:
+                answer = await self._ask(
+                    request,
+                    max_bytes=max_output_bytes + _SLACK_BYTES,
+                    within_s=timeout_s + _ANSWER_GRACE_S,
+                )
             return decode_result(answer)
         except ValueError as error:
             raise InfrastructureError("exec_transport", f"unreadable answer: {error}") from error

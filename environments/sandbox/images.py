@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.protocols import ImageBuild, InfrastructureError, UsageError
+from environments.sandbox.ownership import IMAGE_LABEL
 
 MINI_IMAGE = "thundersync/mini:1"
 DEFAULT_BASE = "python:3.11-slim"
@@ -43,22 +44,27 @@ WORKDIR /testbed
 """
 
 
-def connect(timeout_s: int) -> Any:
-    """A client of the engine that DOCKER_HOST names (default: the local socket)."""
+def connect(timeout_s: int, address: str | None = None) -> Any:
+    """A client of the engine at `address`, or of that which DOCKER_HOST names (default: the local
+    socket)."""
     import docker
 
-    return docker.from_env(timeout=timeout_s, max_pool_size=16)
+    if address is None:
+        return docker.from_env(timeout=timeout_s, max_pool_size=16)
+    return docker.DockerClient(base_url=address, timeout=timeout_s, max_pool_size=16)
 
 
-def engine() -> tuple[Any, str]:
+def engine(address: str | None = None) -> tuple[Any, str]:
     """A client of the Docker engine that answers within 2 s, or None and the reason."""
     from docker.errors import DockerException
 
     try:
-        client = connect(_ENGINE_LIMIT_S)
+        client = connect(_ENGINE_LIMIT_S, address)
         client.ping()
     except (DockerException, OSError) as error:
-        return None, f"no Docker engine answers ({str(error)[:120]}); start one: .ci/docker.sh"
+        at = f" at {address}" if address else ""
+        trouble = f"no Docker engine answers{at} ({str(error)[:120]})"
+        return None, f"{trouble}; start one: .ci/docker.sh"
     return client, ""
 
 
@@ -93,20 +99,20 @@ def has_image(client: Any, image: str) -> bool:
     return True
 
 
-def build_image(image: str, build: ImageBuild) -> None:
+def build_image(image: str, build: ImageBuild, address: str | None = None) -> None:
     """Make `image` from its Dockerfile where the engine lacks it; raises InfrastructureError with
     the last that the engine said. Giving up ends the build: the engine follows the connection."""
     from docker.errors import APIError
     from requests.exceptions import RequestException
 
-    client = connect(_BUILD_LIMIT_S)
+    client = connect(_BUILD_LIMIT_S, address)
     try:
         if has_image(client, image):
             return
         give_up = time.monotonic() + build.timeout_s
         stream = client.api.build(
             fileobj=io.BytesIO(build.context), custom_context=True, tag=image,
-            rm=True, forcerm=True, decode=True,
+            rm=True, forcerm=True, decode=True, labels={IMAGE_LABEL: "1"},
         )  # fmt: skip
         for said in stream:
             if "error" in said:

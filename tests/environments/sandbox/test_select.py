@@ -12,8 +12,8 @@ from environments.protocols import UsageError
 from environments.sandbox import bubblewrap_command
 from environments.sandbox.bubblewrap import BubblewrapProvider
 from environments.sandbox.bubblewrap_command import find_bwrap, missing_programs
-from environments.sandbox.docker import is_orphan, owner_labels
 from environments.sandbox.images import MINI_IMAGE
+from environments.sandbox.ownership import is_orphan, owner_labels
 from environments.sandbox.select import open_provider
 
 _NO_ENGINE = "unix:///nonexistent/docker.sock"
@@ -126,12 +126,12 @@ def test_missing_image_names_the_way_out():
 
 def test_orphans_are_told_by_boot_namespace_pid_and_start_time():
     own = owner_labels()
-    assert not is_orphan(own, "running")
-    assert not is_orphan(own, "exited")
+    assert not is_orphan(own, ended=False)
+    assert not is_orphan(own, ended=True)
     reused = {**own, "thundersync.pid_start": "1"}
-    assert is_orphan(reused, "running")
+    assert is_orphan(reused, ended=False)
     gone = {**own, "thundersync.pid": "999999999"}
-    assert is_orphan(gone, "exited")
+    assert is_orphan(gone, ended=True)
     elsewhere = {**gone, "thundersync.boot": "another"}
-    assert not is_orphan(elsewhere, "running")
-    assert is_orphan(elsewhere, "exited")
+    assert not is_orphan(elsewhere, ended=False)
+    assert is_orphan(elsewhere, ended=True)
