@@ -30,5 +30,5 @@ class Sync:
 
     async def _learn(self, run: Run, batch: Batch) -> None:
         learnt = {k: v for g in batch.groups for k, v in run.coefficients(g).items()}
-        for chunk in run.chunks([t for t, a in learnt.values() if run.matters(a)]):
-            await run.learner.accumulate(chunk, [learnt[t.trajectory_id][1] for t in chunk])
+        for chunks in run.rounds([t for t, a in learnt.values() if run.matters(a)]):
+            await run.learner.accumulate(chunks, [learnt[t.trajectory_id][1] for t in chunks])

@@ -158,6 +158,7 @@ class Experiment:
             groups_per_batch=config.rollout.groups_per_batch,
             chunk_tokens=config.schedule.chunk_tokens,
             seed=config.seed,
+            ranks=config.learner.ranks,
             parity=config.parity,
             release=schedule.release,
             on_update=self._on_update,

@@ -29,3 +29,10 @@ def pack(trajectories: Sequence[Trajectory], chunk_tokens: int) -> list[list[Tra
         else:
             chunks.append([trajectory])
     return chunks
+
+
+def abreast(chunks: Sequence[list[Trajectory]], ranks: int) -> list[list[Trajectory]]:
+    """What a learner of `ranks` processes takes at once: the trajectories of so many chunks."""
+    return [
+        [t for chunk in chunks[i : i + ranks] for t in chunk] for i in range(0, len(chunks), ranks)
+    ]

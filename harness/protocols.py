@@ -351,6 +351,8 @@ class Run(Protocol):
     """What a schedule is given: everything shared, nothing that is the schedule's own."""
 
     learner: Learner
+    ranks: int
+    """How many chunks the learner works on side by side."""
     timings: History
     """What the last updates measured."""
 
@@ -380,6 +382,10 @@ class Run(Protocol):
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         """Pack trajectories, sorted by length, into backward passes of at most chunk_tokens."""
+        ...
+
+    def rounds(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        """The same chunks, up to `ranks` of them together: what to hand over at once."""
         ...
 
     async def step(self, batch: Batch) -> StepStats:

@@ -12,7 +12,7 @@ from harness.budget import Budget, BudgetEnded
 from harness.config import ParityConfig
 from harness.objectives.grpo import Grpo
 from harness.overlap import overlap_row
-from harness.packing import pack, task_order
+from harness.packing import abreast, pack, task_order
 from harness.parity import COLUMNS as PARITY_COLUMNS
 from harness.parity import ParityChecks
 from harness.protocols import (
@@ -63,6 +63,7 @@ class Training:
         chunk_tokens: int,
         seed: int,
         version: int = 0,
+        ranks: int = 1,
         parity: ParityConfig | None = None,
         release: Release | None = None,
         timings: History | None = None,
@@ -80,6 +81,7 @@ class Training:
         self._order = task_order(tasks, seed)
         self._groups_per_batch = groups_per_batch
         self._chunk_tokens = chunk_tokens
+        self.ranks = ranks
         self._seed = seed
         self._on_update = on_update
         self._on_trajectory = on_trajectory
@@ -150,6 +152,9 @@ class Training:
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return pack(trajectories, self._chunk_tokens)
+
+    def rounds(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        return abreast(self.chunks(trajectories), self.ranks)
 
     def _packed(self, batch: Batch) -> list[list[Trajectory]]:
         """The backward passes of the synchronous schedule, over what has a gradient."""

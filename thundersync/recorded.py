@@ -18,11 +18,13 @@ from harness.config import Config
 from harness.learner.client import scored
 from harness.learner.torch_learner import TorchLearner
 from harness.objectives.grpo import Grpo
+from harness.packing import abreast, pack
 from harness.protocols import (
     Event,
     FoldSpec,
     Group,
     GroupClosed,
+    Interval,
     ParityFigures,
     Release,
     RewardArrived,
@@ -33,7 +35,6 @@ from harness.protocols import (
     TrajectoryLost,
 )
 from harness.timings import History, UpdateTimings
-from harness.training import pack
 
 EVENT_S = 0.001  # short: the learner is what a rung's choice is about here
 Pack = Callable[[Sequence[Trajectory], int], list[list[Trajectory]]]
@@ -148,6 +149,9 @@ class InlineLearner:
     async def parity_end(self) -> ParityFigures:
         return self.service.parity_end()
 
+    async def drain_intervals(self) -> list[Interval]:
+        return self.service.drain_intervals()
+
     async def step(self, normaliser: float) -> StepStats:
         direction = self.service.update_direction(normaliser)
         self.directions.append(torch.cat([t.flatten().double() for t in direction]))
@@ -160,12 +164,13 @@ class RecordedRun:
 
     def __init__(
         self,
-        learner: InlineLearner,
+        learner: Any,
         config: Config,
         batches: Sequence[RecordedBatch],
         pack_chunks: Pack = pack,
     ) -> None:
-        self.learner: Any = learner
+        self.learner = learner
+        self.ranks = config.learner.ranks
         self._objective = Grpo(config.objective, config.rollout.group_size)
         self._batches = batches
         self._pack = pack_chunks
@@ -192,13 +197,16 @@ class RecordedRun:
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return self._pack(trajectories, self._chunk_tokens)
 
+    def rounds(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        return abreast(self.chunks(trajectories), self.ranks)
+
     async def step(self, batch: Any) -> StepStats:
         return await self.learner.step(self._objective.normaliser(batch.groups))
 
     async def finish_update(self, batch: Any, stats: StepStats) -> None:
         """Keep what the update measured; the weights stay in the learner: nobody else needs
         them."""
-        intervals = self.learner.service.drain_intervals()
+        intervals = await self.learner.drain_intervals()
         self.timings.add(
             UpdateTimings(
                 batch.groups, 0.0, batch.now_s, batch.now_s, intervals, None, stats.buffer_bytes,

@@ -1,8 +1,8 @@
 """`schedule.release=auto`: the rung for the next batch, from what the last ones measured.
 
 Every rung of the ladder (math.md section 3) is played in imagination: the schedule's own code, on
-the recorded arrival times of the last few updates, with one learner whose verbs cost what this
-run's cost. Captures that turn out to be for groups without a signal, single-trajectory passes and
+the recorded arrival times of the last few updates, with a learner whose verbs cost what this run's
+cost. Captures that turn out to be for groups without a signal, single-trajectory passes and
 folds are paid for there as they are in truth. The rung that ends earliest is taken; within a
 hundredth of it, the one that holds less. What is assumed: arrivals do not depend on the rung, and
 the next batch is like the last ones.
@@ -10,13 +10,14 @@ the next batch is like the last ones.
 
 from __future__ import annotations
 
-import itertools
+import copy
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from harness.config import Config
+from harness.learner.placement import alike_together, parts, split
 from harness.objectives.estimators import ESTIMATORS
 from harness.protocols import (
     Batch,
@@ -50,43 +51,52 @@ class ImaginedBatch:
         self._rewards = {t.trajectory_id: t.reward for t in update.trajectories}
         timed: list[tuple[float, int, Event]] = []
         self.groups: Sequence[Group] = [
-            replace(g, trajectories=[replace(t, reward=None) for t in g.trajectories])
-            for g in update.groups
+            replace(g, trajectories=[copy.copy(t) for t in g.trajectories]) for g in update.groups
         ]
-        for group, copy in zip(update.groups, self.groups, strict=True):
-            copies = copy.trajectories
-            timed += [(t.finished_s, 0, TrajectoryFinished(t)) for t in copies]
-            timed += [(t.reward_s, 1, RewardArrived(t)) for t in copies]
-            timed.append((update.closed_s(group), 2, GroupClosed(copy)))
+        for group, played in zip(update.groups, self.groups, strict=True):
+            for t in played.trajectories:
+                t.reward = None
+                timed.append((t.finished_s, 0, TrajectoryFinished(t)))
+                timed.append((t.reward_s, 1, RewardArrived(t)))
+            timed.append((update.closed_s(group), 2, GroupClosed(played)))
         self._events = sorted(timed, key=lambda e: e[:2])
+        self._next = 0
 
     def ready(self) -> list[Event]:
-        count = sum(1 for _ in itertools.takewhile(lambda e: e[0] <= self.now_s, self._events))
-        taken, self._events = self._events[:count], self._events[count:]
-        for _, _, event in taken:
-            if isinstance(event, RewardArrived):
-                event.trajectory.reward = self._rewards[event.trajectory.trajectory_id]
-        return [event for _, _, event in taken]
+        taken: list[Event] = []
+        while self._next < len(self._events) and self._events[self._next][0] <= self.now_s:
+            taken.append(self._take())
+        return taken
 
     async def next(self) -> Event | None:
-        if not self._events:
+        if self._next == len(self._events):
             return None
-        self.now_s = max(self.now_s, self._events[0][0])
-        rest, self._events = self._events[1:], self._events[:1]
-        (event,) = self.ready()
-        self._events = rest
+        self.now_s = max(self.now_s, self._events[self._next][0])
+        return self._take()
+
+    def _take(self) -> Event:
+        event = self._events[self._next][2]
+        self._next += 1
+        if isinstance(event, RewardArrived):
+            event.trajectory.reward = self._rewards[event.trajectory.trajectory_id]
         return event
 
 
 class ImaginedLearner:
     """The learner's verbs as the seconds that they take and the ledger buffers that they fill.
 
-    `buffers_per_group` bounds a group's; `always` adds the buffers of reward-independent terms."""
+    `buffers_per_group` bounds a group's; `always` adds the buffers of reward-independent terms.
+    `ranks` work side by side, and a verb ends with the last of them."""
 
     def __init__(
-        self, batch: ImaginedBatch, costs: Costs, buffers_per_group: int, always: bool
+        self,
+        batch: ImaginedBatch,
+        costs: Costs,
+        buffers_per_group: int,
+        always: bool,
+        ranks: int = 1,
     ) -> None:
-        self._batch, self._costs = batch, costs
+        self._batch, self._costs, self._ranks = batch, costs, ranks
         self._buffers_per_group, self._always = buffers_per_group, always
         self._groups: dict[int, set[float]] = {}
         self._pending: dict[str, int] = {}
@@ -97,23 +107,26 @@ class ImaginedLearner:
     async def accumulate(
         self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
     ) -> None:
-        self._batch.now_s += self._costs.accumulate.seconds(padded_tokens(trajectories))
+        shares = split(trajectories, self._ranks)
+        cost = self._costs.accumulate
+        self._batch.now_s += max(cost.seconds(padded_tokens(s)) for s in shares if s)
 
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
         """One pass per (group, reward), one per trajectory while its reward is unknown."""
-        parts: dict[tuple[int, float | str], list[Trajectory]] = {}
-        for t in trajectories:
-            parts.setdefault(
-                (t.group, t.trajectory_id if t.reward is None else t.reward), []
-            ).append(t)
-        for (group, _), part in parts.items():
-            seconds = self._costs.capture.seconds(padded_tokens(part))
-            self._batch.now_s += seconds
-            self._captured_s[group] = self._captured_s.get(group, 0.0) + seconds
-            if part[0].reward is None:
-                self._pending[part[0].trajectory_id] = group
-            else:
-                self._groups.setdefault(group, set()).add(part[0].reward)
+        took_s: list[float] = []
+        for share in split(alike_together(trajectories), self._ranks):
+            known = {t.trajectory_id: t for t in share}
+            took_s.append(0.0)
+            for part in parts(share):
+                rows = [known[i] for i in part.trajectory_ids]
+                seconds = self._costs.capture.seconds(padded_tokens(rows))
+                took_s[-1] += seconds
+                self._captured_s[part.group] = self._captured_s.get(part.group, 0.0) + seconds
+                if part.reward is None:
+                    self._pending[rows[0].trajectory_id] = part.group
+                else:
+                    self._groups.setdefault(part.group, set()).add(part.reward)
+        self._batch.now_s += max(took_s)
         self._account()
 
     async def commit(self, trajectory_id: str, reward: float) -> None:
@@ -142,6 +155,7 @@ class ImaginedRun:
 
     def __init__(self, run: Run, learner: ImaginedLearner) -> None:
         self._run, self.learner = run, learner
+        self.ranks = run.ranks
 
     def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
         return self._run.coefficients(group)
@@ -154,6 +168,9 @@ class ImaginedRun:
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return self._run.chunks(trajectories)
+
+    def rounds(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        return self._run.rounds(trajectories)
 
 
 @dataclass(frozen=True)
@@ -177,7 +194,7 @@ def predict(
     """Play a recorded update at `release`. `play` awaits the verbs of the imagined parts only,
     which never suspend."""
     batch = ImaginedBatch(update)
-    learner = ImaginedLearner(batch, costs, buffers_per_group, always=run.matters(0.0))
+    learner = ImaginedLearner(batch, costs, buffers_per_group, run.matters(0.0), run.ranks)
     imagined: Any = ImaginedRun(run, learner)
     coroutine = cast(Any, play(imagined, batch, release))
     try:

@@ -75,16 +75,25 @@ class Stream:
             await run.learner.commit(hand.settle(trajectory), _reward(trajectory))
         elif hand.closable:
             await self._close(run, hand)
-        elif chunk := self._next_capture(run, hand):
-            hand.mark(chunk)
-            await run.learner.capture(chunk)
+        elif captures := self._next_captures(run, hand):
+            await run.learner.capture(captures)
+
+    def _next_captures(self, run: Run, hand: Hand) -> list[Trajectory]:
+        """What the learner's ranks take at once: up to one chunk for each."""
+        taken: list[Trajectory] = []
+        for _ in range(run.ranks):
+            chunk = self._next_capture(run, hand)
+            if chunk:
+                hand.mark(chunk)
+            taken += chunk
+        return taken
 
     def _next_capture(self, run: Run, hand: Hand) -> list[Trajectory]:
-        """The oldest released trajectory, packed with its group's others of the same reward; alone
-        while its reward is unknown."""
+        """The released trajectory that is most worth it, packed with its group's others of the same
+        reward; alone while its reward is unknown."""
         full = self._max_open is not None and len(hand.captured) >= self._max_open
         ready = [
-            t for t in hand.released
+            t for t in hand.candidates
             if run.enters(t) and (not full or t.group in hand.captured)
         ]  # fmt: skip
         if not ready:
@@ -112,8 +121,8 @@ class Stream:
                 k: (t, a) for k, (t, a) in known.items() if k not in captured and run.matters(a)
             }
         hand.closed.clear()
-        for chunk in run.chunks([t for t, _ in late.values()]):
-            await run.learner.accumulate(chunk, [late[t.trajectory_id][1] for t in chunk])
+        for chunks in run.rounds([t for t, _ in late.values()]):
+            await run.learner.accumulate(chunks, [late[t.trajectory_id][1] for t in chunks])
 
     async def _drop(self, run: Run, hand: Hand, group: Group, captured: set[str]) -> None:
         """A group without a contribution: free what it holds, pending captures included."""

@@ -25,6 +25,10 @@ class WorkerError(RuntimeError):
     """A worker raised, or died; the message carries the worker's own words."""
 
 
+class WorkerEnded(WorkerError):
+    """The process is gone: where several fail together, this is the cause."""
+
+
 class Worker:
     """One process with one service object, called from asyncio; many calls may be in flight."""
 
@@ -74,7 +78,7 @@ class Worker:
     async def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Call a verb of the service. Raises WorkerError if it raises or the process is gone."""
         if self._dead is not None:
-            raise WorkerError(self._dead)
+            raise WorkerEnded(self._dead)
         self._number += 1
         future: asyncio.Future[Any] = self._loop.create_future()
         self._pending[self._number] = future
@@ -112,7 +116,7 @@ class Worker:
         self._dead = f"{self.name}: the worker process ended (exit code {code})"
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(WorkerError(self._dead))
+                future.set_exception(WorkerEnded(self._dead))
         self._pending.clear()
 
     async def close(self) -> None:

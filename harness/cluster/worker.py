@@ -89,6 +89,9 @@ def main() -> None:
     if affinity:
         os.sched_setaffinity(0, {int(core) for core in affinity.split(",")})
     serve(Connection(int(sys.argv[1])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # a service has nothing to save, and unloading torch takes seconds
 
 
 if __name__ == "__main__":

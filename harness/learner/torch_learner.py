@@ -17,20 +17,17 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import (
-    _foreach_add_ as foreach_add_,  # pyright: ignore[reportPrivateImportUsage]
-)
-from torch import (
-    _foreach_mul_ as foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
-)
-from torch import (
     _foreach_norm as foreach_norm,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from harness import memory
 from harness.cluster.worker import load
 from harness.config import ObjectiveConfig
 from harness.hardware import available_bytes
 from harness.learner.client import ScoredTokens
+from harness.learner.gradients import Total, layout
 from harness.learner.parity_bench import ParityBench
+from harness.learner.placement import Part, Placement, parts
 from harness.learner.scoring import Scorer, silence_dropout
 from harness.policy import lora
 from harness.policy.load import load_for_training
@@ -40,10 +37,12 @@ Buffers = list[torch.Tensor]
 
 
 class TorchLearner:
-    """One rank. `optimizer` holds AdamW's learning_rate, beta1, beta2, weight_decay, and
-    gradient_clip, the largest global norm of the normalised gradient; `ledger` names the ledger
-    class by dotted path. `model` is one that is loaded already, and stands for `policy` and
-    `adapters`. Callers pack their own chunks."""
+    """One rank, at its `placement` among others. `optimizer` holds AdamW's learning_rate, beta1,
+    beta2, weight_decay, and gradient_clip, the largest global norm of the normalised gradient;
+    `ledger` names the ledger class by dotted path. `model` is one that is loaded already, and
+    stands for `policy` and `adapters`. Callers pack their own chunks. Raises UsageError where
+    the worst case of `ledger_plan` does not fit into the memory that is free (`free_bytes`; None
+    measures it)."""
 
     def __init__(
         self,
@@ -57,7 +56,10 @@ class TorchLearner:
         objective: ObjectiveConfig | None = None,
         threads: int = 1,
         adapters: lora.Adapters | None = None,
+        placement: Placement | None = None,
         model: Any = None,
+        ledger_plan: memory.LedgerPlan | None = None,
+        free_bytes: int | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(True)
@@ -66,77 +68,56 @@ class TorchLearner:
         silence_dropout(model)
         self.model = model
         self.model.train()
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        objective = objective or ObjectiveConfig()
+        reference = None
+        if objective.kl.coefficient > 0.0:
+            reference = copy.deepcopy(self.model).requires_grad_(False)
+        self.scorer = Scorer(self.model, temperature, objective, reference)
+        options = dict(ledger_options)
+        storage = options.pop("dtype", dtype)
+        self._stored = stored = getattr(torch, storage)
+        self._ledger = load(ledger)(dtype=stored if storage != dtype else None, **options)
+        # The total is never narrower than the gradient, whatever the ledger's storage is.
+        self._dtype = torch.promote_types(getattr(torch, dtype), stored)
+        self._placement = placement or Placement()
+        self._name = f"learner/{self._placement.rank}"
+        self._layout = layout(self.scorer, self._placement, self._dtype)
+        self.parameters = self._layout.parameters
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=optimizer["learning_rate"],
             betas=(optimizer["beta1"], optimizer["beta2"]),
             weight_decay=optimizer["weight_decay"],
         )
+        if ledger_plan is not None:
+            memory.check(ledger_plan, self._memory(free_bytes))
         self._clip = optimizer["gradient_clip"]
-        options = dict(ledger_options)
-        storage = options.pop("dtype", dtype)
-        self._dtype = getattr(torch, storage)
-        self._ledger = load(ledger)(dtype=self._dtype if storage != dtype else None, **options)
-        self._total: Buffers | None = None
+        self._total = Total()
         self._folder = Path(publish_folder)
-        objective = objective or ObjectiveConfig()
-        reference = None
-        if objective.kl.coefficient > 0.0:
-            reference = copy.deepcopy(self.model).requires_grad_(False)
-        self.scorer = Scorer(self.model, temperature, objective, reference)
         self._intervals: list[Interval] = []
         self.version = 0
+
+    def _memory(self, free_bytes: int | None) -> memory.LearnerMemory:
+        """What there is for the ledger; `free_bytes` stands for a measurement."""
+        device, host_bytes = self.parameters[0].device, available_bytes()
+        if free_bytes is None:
+            cuda = device.type == "cuda"
+            free_bytes = torch.cuda.mem_get_info(device)[0] if cuda else host_bytes
+        elements = self._layout.buffer_elements
+        whole = sum(p.numel() for p in self.parameters)
+        return memory.LearnerMemory(
+            device=device.type,
+            free_bytes=free_bytes,
+            host_free_bytes=host_bytes,
+            parameters=elements if self._layout.joint else whole,
+            buffer_elements=elements,
+            processes=self._placement.ranks if device.type == "cpu" else 1,
+            sharded=self._placement.together,
+        )
 
     @property
     def vocabulary(self) -> int:
         return self.model.config.vocab_size
-
-    # -- gradients ---------------------------------------------------------------------------------
-
-    def _backward(self, *terms: torch.Tensor | None) -> list[Buffers]:
-        """A fresh gradient of each term, given away to the caller; zeros for None. The terms may
-        share one graph, which is freed with the last."""
-        present = [t for t in terms if t is not None]
-        made: list[Buffers] = []
-        for term in terms:
-            for parameter in self.parameters:
-                parameter.grad = None
-            if term is not None:
-                term.backward(retain_graph=term is not present[-1])
-            made.append(
-                [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-            )
-        for parameter in self.parameters:
-            parameter.grad = None
-        return made
-
-    def _weighted(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Buffers:
-        """The whole objective's gradient of `rows`, in one backward."""
-        score = self.scorer(rows, coefficients)
-        if score is None:
-            return self._backward(None)[0]
-        always = score.always
-        return self._backward(score.policy if always is None else score.policy + always)[0]
-
-    def _captured(self, rows: Sequence[ScoredTokens]) -> tuple[Buffers, Buffers | None]:
-        """The score gradient H of `rows` and, apart from it, that of the reward-independent terms
-        (None where the objective has none)."""
-        score = self.scorer(rows, [1.0] * len(rows))
-        if score is None:
-            return self._backward(None)[0], None
-        if score.always is None:
-            return self._backward(score.policy)[0], None
-        gradients, always = self._backward(score.policy, score.always)
-        return gradients, always
-
-    def _add_to_total(self, gradients: Buffers, coefficient: float = 1.0) -> None:
-        if self._total is not None:
-            foreach_add_(self._total, gradients, alpha=coefficient)
-            return
-        self._total = [g.to(self._dtype) for g in gradients]
-        if coefficient != 1.0:
-            foreach_mul_(self._total, coefficient)
 
     def _busy(
         self, name: str, start_s: float, rows: Iterable[ScoredTokens] = (), **args: Any
@@ -147,7 +128,7 @@ class TorchLearner:
             args["groups"] = sorted({r.group for r in rows})
             args["tokens"] = sum(len(r.tokens_T) for r in rows)
             args["padded"] = len(rows) * max(len(r.tokens_T) for r in rows)
-        self._intervals.append(Interval("learner/0", name, start_s, time.monotonic(), args))
+        self._intervals.append(Interval(self._name, name, start_s, time.monotonic(), args))
 
     # -- the verbs ---------------------------------------------------------------------------------
 
@@ -157,41 +138,48 @@ class TorchLearner:
         start_s = time.monotonic()
         regularised = self.scorer.regularised
         used = [(r, c) for r, c in zip(rows, coefficients, strict=True) if regularised or c != 0.0]
-        if not used:
+        if not used and not self._placement.together:
             return
-        kept, weights = zip(*used, strict=True)
+        kept, weights = [r for r, _ in used], [c for _, c in used]
         outer = 1.0
-        if len(kept) == 1 and not regularised:
+        if len(kept) == 1 and not regularised and not self._layout.joint:
             # After the backward, as a ledger does it: with a float64 total the update's bits do not
             # depend then on which trajectories were captured before their group closed.
-            weights, outer = (1.0,), weights[0]
-        gradients = self._weighted(kept, weights)
+            weights, outer = [1.0], weights[0]
+        gradients = self._layout.weighted(kept, weights)
         if not all(map(math.isfinite, foreach_norm(gradients))):
-            names = ", ".join(r.trajectory_id for r in kept)
+            names = ", ".join(r.trajectory_id for r in kept) or "a peer's trajectories"
             raise ValueError(f"{names}: the gradient is not finite; the update is refused")
-        self._add_to_total(gradients, outer)
-        self._busy("accumulate", start_s, kept)
+        self._layout.add(self._total, gradients, outer)
+        if kept:
+            self._busy("accumulate", start_s, kept)
 
-    def capture(self, rows: Sequence[ScoredTokens]) -> None:
+    def capture(
+        self, rows: Sequence[ScoredTokens], slots: Sequence[Sequence[Part | None]] | None = None
+    ) -> None:
         """Score gradients into the ledger: one backward per (group, reward), one per trajectory
-        while its reward is unknown."""
-        parts: dict[tuple[int, float | str], list[ScoredTokens]] = {}
-        for row in rows:
-            key = row.trajectory_id if row.reward is None else row.reward
-            parts.setdefault((row.group, key), []).append(row)
-        for (group, _), part in parts.items():
+        while its reward is unknown. `rows` are this rank's. Where ranks hold shards, `slots` lists
+        what they do side by side, each rank one part or nothing."""
+        known = {r.trajectory_id: r for r in rows}
+        for slot in slots or [[part] for part in parts(rows)]:
             start_s = time.monotonic()
-            ids = [r.trajectory_id for r in part]
-            self._ledger.capture(group, ids, *self._captured(part))
-            if part[0].reward is not None:
-                self._ledger.commit(ids, part[0].reward)
-            self._busy("capture", start_s, part)
+            own = slot[self._placement.rank] if slots else slot[0]
+            mine = [known[i] for i in own.trajectory_ids] if own else []
+            captured = self._layout.captured(mine)
+            if mine:
+                self._busy("capture", start_s, mine)
+            for part, made in zip(slot, self._layout.spread(captured), strict=True):
+                if part is None:
+                    continue
+                self._ledger.capture(part.group, part.trajectory_ids, *made)
+                if part.reward is not None:
+                    self._ledger.commit(part.trajectory_ids, part.reward)
 
     def reference_kl(self, rows: Sequence[ScoredTokens]) -> list[float]:
         """Each trajectory's sum of log policy - log reference. One forward per trajectory, so that
         its reward does not depend on which others ended at the same time."""
         start_s = time.monotonic()
-        found = [self.scorer.reference_kl(row) for row in rows]
+        found = [self._layout.reference_kl(row) for row in rows]
         self._busy("reference_kl", start_s, rows)
         return found
 
@@ -203,19 +191,17 @@ class TorchLearner:
 
     def fold(self, spec: FoldSpec) -> None:
         start_s = time.monotonic()
-        if self._total is None:
-            self._total = [torch.zeros_like(p, dtype=self._dtype) for p in self.parameters]
-        self._ledger.fold(spec.group, spec.coefficients, self._total)
+        self._ledger.fold(spec.group, spec.coefficients, self._layout.fold_into(self._total))
         self._busy("fold", start_s, groups=[spec.group])
 
     def drop(self, group: int) -> None:
         self._ledger.drop(group)
 
     def update_direction(self, normaliser: float) -> Buffers:
-        """Delta of math.md section 1 (ascent), without a step; the total is kept."""
-        if self._total is None:
-            return [torch.zeros_like(p) for p in self.parameters]
-        return [t / normaliser for t in self._total]
+        """Delta of math.md section 1 (ascent) over all ranks, without a step; the total is kept.
+        Under fsdp this rank's shards of it."""
+        update = self._layout.summed(self._total)
+        return [t / normaliser for t in update or self._layout.zeros()]
 
     def step(self, normaliser: float) -> StepStats:
         """One AdamW step along the clipped direction. With nothing accumulated (every group
@@ -224,7 +210,7 @@ class TorchLearner:
         start_s = time.monotonic()
         self._ledger.end_of_update()
         norm = self.apply(normaliser)
-        self._total = None
+        self._total = Total()
         self.version += 1
         stats = StepStats(
             version=self.version,
@@ -233,7 +219,7 @@ class TorchLearner:
             learning_rate=self.optimizer.param_groups[0]["lr"],
             ledger_buffers_peak=self._ledger.buffers_peak,
             ledger_bytes_peak=self._ledger.bytes_peak,
-            buffer_bytes=sum(p.numel() for p in self.parameters) * self._dtype.itemsize,
+            buffer_bytes=self._layout.buffer_elements * self._stored.itemsize,
             free_bytes=available_bytes(),
         )
         self._ledger.reset_peaks()
@@ -243,11 +229,11 @@ class TorchLearner:
     def apply(self, normaliser: float) -> float:
         """The optimizer's step along the accumulated total, which is kept; returns the norm of the
         gradient before clipping (0 where nothing was accumulated, and then there is no step)."""
-        if self._total is None:
+        update = self._layout.summed(self._total)
+        if update is None:
             return 0.0
-        for parameter, total in zip(self.parameters, self._total, strict=True):
-            parameter.grad = (total / -normaliser).to(parameter.dtype)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._clip))
+        self._layout.assign(update, -normaliser)
+        norm = self._layout.clip(self._clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
@@ -266,24 +252,27 @@ class TorchLearner:
         """Put the set-aside update back."""
         return self._bench.end()
 
-    def set_aside(self) -> tuple[Buffers | None, list[Interval]]:
+    def set_aside(self) -> tuple[Total, list[Interval]]:
         """Take the total and the busy intervals out of the learner; `put_back` undoes it."""
         kept = self._total, self._intervals
-        self._total, self._intervals = None, []
+        self._total, self._intervals = Total(), []
         return kept
 
-    def put_back(self, kept: tuple[Buffers | None, list[Interval]]) -> None:
+    def put_back(self, kept: tuple[Total, list[Interval]]) -> None:
         self._total, self._intervals = kept
 
     def norm(self, buffers: Buffers) -> float:
-        """Euclidean norm of a gradient or of a difference of weights."""
-        return math.sqrt(math.fsum(float(n) ** 2 for n in foreach_norm(buffers)))
+        """Euclidean norm of a gradient or of a difference of weights, over all ranks."""
+        return self._layout.norm(buffers)
 
     def publish(self) -> tuple[str, int]:
-        """Write the weights for the engine, atomically; the previous file is removed."""
+        """Rank 0 writes the weights for the engine, atomically; the previous file is removed."""
         start_s = time.monotonic()
         path = self._folder / f"weights-{self.version:06d}.safetensors"
-        save_file(lora.plain_weights(self.model), path.with_suffix(".part"))
+        weights = self._layout.weights()
+        if weights is None:
+            return str(path), self.version
+        save_file(weights, path.with_suffix(".part"))
         path.with_suffix(".part").rename(path)
         for old in self._folder.glob("weights-*.safetensors"):
             if old != path:

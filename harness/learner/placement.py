@@ -1,0 +1,101 @@
+"""Which learner process takes which trajectories. Torch-free: the main process decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+
+class Row(Protocol):
+    """What is needed of a trajectory here."""
+
+    @property
+    def trajectory_id(self) -> str: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def reward(self) -> float | None: ...
+    @property
+    def tokens_T(self) -> Sequence[int]: ...
+
+
+R = TypeVar("R", bound=Row)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One learner process among its `ranks` peers. `parallel`: under ddp each holds all weights,
+    under fsdp a shard of each; `sharded` spreads ledgers under ddp too. `rendezvous` is the file by
+    which the processes find each other."""
+
+    ranks: int = 1
+    parallel: str = "ddp"
+    sharded: bool = False
+    rank: int = 0
+    rendezvous: str = ""
+
+    @property
+    def together(self) -> bool:
+        """Whether every rank takes part in every gradient, because each keeps a shard of it."""
+        return self.ranks > 1 and (self.sharded or self.parallel == "fsdp")
+
+    def of_rank(self, rank: int, rendezvous: str) -> Placement:
+        return replace(self, rank=rank, rendezvous=rendezvous)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Trajectories that share a backward pass and a ledger buffer: of one group and one reward, or
+    a single one whose reward is unknown. Peers know a part by its ids; its tokens stay on its
+    rank."""
+
+    group: int
+    reward: float | None
+    trajectory_ids: tuple[str, ...]
+
+
+def parts(rows: Sequence[Row]) -> list[Part]:
+    """The backward passes of one rank's captures, in order of first appearance."""
+    found: dict[tuple[int, float | str], list[Row]] = {}
+    for row in rows:
+        key = row.trajectory_id if row.reward is None else row.reward
+        found.setdefault((row.group, key), []).append(row)
+    return [
+        Part(group, part[0].reward, tuple(r.trajectory_id for r in part))
+        for (group, _), part in found.items()
+    ]
+
+
+def alike_together(rows: Sequence[R]) -> list[R]:
+    """Rows of a part side by side, so that a split cuts few parts."""
+    place = {i: n for n, part in enumerate(parts(rows)) for i in part.trajectory_ids}
+    return sorted(rows, key=lambda row: place[row.trajectory_id])
+
+
+def split(rows: Sequence[R], ranks: int) -> list[list[R]]:
+    """Whole rows, in their order, over `ranks` so that the largest number of tokens on a rank is as
+    small as it can be; a rank may get none."""
+    low = max((len(row.tokens_T) for row in rows), default=0)
+    high = sum(len(row.tokens_T) for row in rows)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_filled(rows, middle)) <= ranks:
+            high = middle
+        else:
+            low = middle + 1
+    shares = _filled(rows, low)
+    return shares + [[] for _ in range(ranks - len(shares))]
+
+
+def _filled(rows: Sequence[R], capacity: int) -> list[list[R]]:
+    """Rows in order, each share as full as `capacity` tokens allow (a row alone may exceed it)."""
+    shares: list[list[R]] = []
+    room = 0
+    for row in rows:
+        if not shares or len(row.tokens_T) > room:
+            shares.append([])
+            room = capacity
+        shares[-1].append(row)
+        room -= len(row.tokens_T)
+    return shares
