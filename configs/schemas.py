@@ -5,6 +5,7 @@ from __future__ import annotations
 from hydra.core.config_store import ConfigStore
 
 from environments.swebench.config import SweBenchConfig
+from environments.terminal_bench.config import TerminalBenchConfig
 from harness.config import Config
 
 
@@ -13,3 +14,4 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(group="schema/env", name="swebench", node=SweBenchConfig)
+    store.store(group="schema/env", name="terminal_bench", node=TerminalBenchConfig)

@@ -35,7 +35,8 @@ class ExecResult:
     `output` is stdout and stderr in order of arrival, decoded as UTF-8 with replacement; where more
     than `max_output_bytes` arrived its head and its tail are kept, with one line between them that
     says how many bytes were left out (`omitted_bytes`). `exit_code` is None where the command was
-    killed by its timeout. `cpu_s` is the CPU time of the processes that have ended with it.
+    killed by its timeout; `killed` says that a signal ended its shell. `cpu_s` is the CPU time of
+    the processes that have ended with it.
     """
 
     output: str
@@ -45,6 +46,7 @@ class ExecResult:
     omitted_bytes: int = 0
     out_of_memory: bool = False
     cpu_s: float = 0.0
+    killed: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,17 @@ from harness.clock import WallClock
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.learner.client import TorchLearnerClient
+from harness.learner.placement import Placement
+from harness.memory import ledger_plan
 from harness.objectives.estimators import ESTIMATORS
 from harness.policy import lora
 from harness.protocols import Environment, Learner, SandboxProvider, Task, Trajectory
 from harness.rollout import Penalty, Rollouts
 
-ENVIRONMENTS = {"swebench": "environments.swebench.environment:SweBench"}
+ENVIRONMENTS = {
+    "swebench": "environments.swebench.environment:SweBench",
+    "terminal_bench": "environments.terminal_bench.environment:TerminalBench",
+}
 
 
 @dataclass
@@ -57,19 +62,12 @@ async def open_parts(
     None means no training. `say` gets one line as soon as the kind of
     sandbox is known, `tracker_ready` waits for the tracker's store. On the way out every
     process and sandbox is ended."""
-    from environments.sandbox.select import SandboxKind, open_provider
-
     clock = WallClock()
     environment: Environment = load(ENVIRONMENTS[config.env.name])(config.env)
     async with contextlib.AsyncExitStack() as stack:
         provider: SandboxProvider | None = None
         if config.replay is None:
-            provider = await open_provider(
-                cast(SandboxKind, config.sandbox.kind),
-                image=_image(environment, config),
-                run_id=run_id,
-                max_parallel=config.sandbox.max_parallel,
-            )
+            provider = await _provider(environment, config, run_id)
             stack.push_async_callback(provider.close)
             say(f"sandbox: {provider.why}")
         engine = learner = chat = folder = None
@@ -112,9 +110,32 @@ async def open_parts(
         yield Parts(clock, environment, provider, engine, learner, chat, folder)
 
 
-def _image(environment: Environment, config: Config) -> str:
-    """The image that a data set's sandboxes start from, for the choice between Docker and not."""
-    return environment.sandbox_spec(environment.tasks(config.env.split)[0]).image
+async def _provider(environment: Environment, config: Config, run_id: str) -> SandboxProvider:
+    """Sandboxes of the kind that the data set's first task can have. Those that a batch begins with
+    are made ahead, where all its tasks start from the same."""
+    from environments.sandbox.options import ProviderOptions
+    from environments.sandbox.pool import kind_of
+    from environments.sandbox.select import SandboxKind, open_provider
+
+    specs = [environment.sandbox_spec(task) for task in environment.tasks(config.env.split)]
+    first, sandbox = specs[0], config.sandbox
+    return await open_provider(
+        cast(SandboxKind, sandbox.kind),
+        image=first.build.base if first.build is not None else first.image,
+        run_id=run_id,
+        max_parallel=sandbox.max_parallel,
+        options=ProviderOptions(
+            warm=sandbox.warm,
+            time_to_live_s=sandbox.time_to_live_s,
+            start_parallel=sandbox.start_parallel,
+            exec_parallel=sandbox.exec_parallel,
+            hosts=list(sandbox.hosts),
+            host_parallel=list(sandbox.host_parallel),
+            disk_free_mb=sandbox.disk_free_mb,
+        ),
+        expect=first if len({kind_of(spec) for spec in specs}) == 1 else None,
+        expect_parallel=config.rollout.group_size * config.rollout.groups_per_batch,
+    )
 
 
 def ledger_form(config: Config) -> str:
@@ -140,13 +161,16 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
         "ledger_options": {
             "form": ledger_form(config),
             "dtype": ledger.dtype,
-            "bucket_cap": config.rollout.group_size,
+            "bucket_cap": ledger.bucket_cap or config.rollout.group_size,
+            "storage": ledger.storage,
         },
+        "ledger_plan": ledger_plan(config),
         "publish_folder": str(weights),
         "dtype": learner.dtype,
         "temperature": config.rollout.temperature,
         "objective": config.objective,
         "adapters": lora.adapters(config.policy.lora, config.seed),
+        "placement": Placement(learner.ranks, learner.parallel, ledger.sharded),
     }
 
 
@@ -184,4 +208,5 @@ def make_rollouts(
         config.rollout,
         parts.clock.origin_s,
         penalty,
+        asyncio.Semaphore(config.sandbox.verify_parallel or config.sandbox.max_parallel),
     )

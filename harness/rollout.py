@@ -13,6 +13,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from harness.agents import Agent
@@ -80,10 +81,12 @@ class Rollouts:
         limits: RolloutConfig,
         origin_s: float,
         penalty: Penalty | None = None,
+        verification: AbstractAsyncContextManager[Any] = nullcontext(),  # noqa: B008 (stateless)
     ) -> None:
-        """`penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
+        """Verifications happen inside `verification`, which may limit them. `penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
         reward); the verdict's own stays in the trajectory's report."""
         self._penalty = penalty
+        self._verification = verification
         self._environment = environment
         self._make_agent = make_agent
         self._provider = provider
@@ -201,7 +204,7 @@ class Rollouts:
         began_s = clock.now()  # the wait for a free sandbox is not the agent's time
         while trajectory.end is None:
             started_s = clock.now()
-            if started_s - began_s > self._limits.time_limit_s:
+            if started_s - began_s > min(self._limits.time_limit_s, task.time_limit_s):
                 trajectory.end = "time_limit"
                 return
             before = len(trajectory.tokens_T)
@@ -230,7 +233,8 @@ class Rollouts:
     ) -> Verdict:
         """Judge the same submission, again after an infrastructure failure."""
         started_s = self._clock.now()
-        verdict = await self._judge(task, submission)
+        async with self._verification:
+            verdict = await self._judge(task, submission)
         trajectory.verify_s = self._clock.now() - started_s
         self._busy(slot, "verify", started_s, trajectory)
         if not math.isfinite(verdict.reward):

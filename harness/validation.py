@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config import Config, lookup
+from harness.config import Config, SandboxConfig, lookup
 from harness.objectives import contradictions, exactness
 from harness.objectives.estimators import ESTIMATORS
 from harness.objectives.grpo import Grpo
@@ -82,6 +82,12 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "learner.weight_decay": (0, math.inf, True),
     "learner.gradient_clip": (0, math.inf, False),
     "sandbox.max_parallel": (1, math.inf, True),
+    "sandbox.start_parallel": (1, math.inf, True),
+    "sandbox.exec_parallel": (1, math.inf, True),
+    "sandbox.verify_parallel": (1, math.inf, True),
+    "sandbox.warm": (0, math.inf, True),
+    "sandbox.time_to_live_s": (0, math.inf, False),
+    "sandbox.disk_free_mb": (0, math.inf, True),
     "budget.limit": (0, math.inf, False),
     "evaluation.tasks": (1, math.inf, True),
     "evaluation.samples_per_task": (1, math.inf, True),
@@ -94,7 +100,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "policy.lora.alpha": (0, math.inf, False),
     "seed": (0, 2**63 - 1, True),
 }
-_FILES = ("env.data_dir", "policy.path", "replay")
+_FILES = ("policy.path", "replay")
 _TARGETS = ("schedule.target", "ledger.target")
 
 
@@ -125,7 +131,9 @@ def validate(config: Config) -> None:
                 "trajectories only; leave it unset"
             )
     _ranks(config)
+    _hosts(config.sandbox)
     config.env.check()
+    _exists("env.data_dir", getattr(config.env, "data_dir", None))  # not every environment has one
     for key in _FILES:
         _exists(key, lookup(config, key))
     folder = resolve(config.policy.path or config.policy.name)
@@ -153,6 +161,26 @@ def _ranks(config: Config) -> None:
         raise UsageError("learner.parallel=fsdp: nothing to shard; take learner.ranks=2 or more")
     if learner.ranks == 1 and config.ledger.sharded:
         raise UsageError("ledger.sharded=true: nothing to shard; take learner.ranks=2 or more")
+
+
+def _hosts(sandbox: SandboxConfig) -> None:
+    hosts, limits = list(sandbox.hosts), list(sandbox.host_parallel)
+    for host in hosts:
+        if not host.startswith(("unix:///", "tcp://")) or hosts.count(host) > 1:
+            raise UsageError(
+                f"sandbox.hosts={hosts}: {host} is no address of a Docker engine, or is there "
+                "twice; write unix:///PATH or tcp://HOST:PORT"
+            )
+    if hosts and sandbox.kind == "bubblewrap":
+        raise UsageError(
+            f"sandbox.hosts={hosts}: sandbox.kind=bubblewrap runs on this machine alone; "
+            "take sandbox=docker"
+        )
+    if limits and (len(limits) != len(hosts) or min(limits) < 1):
+        raise UsageError(
+            f"sandbox.host_parallel={limits}: give one limit of at least 1 for each of the "
+            f"{len(hosts)} sandbox.hosts, or none at all"
+        )
 
 
 def _choice(key: str, value: Any, choices: Sequence[str | None]) -> None:

@@ -318,6 +318,8 @@ class Server:
             code = b"%d" % os.WEXITSTATUS(status)
         kills = oom_kills(self.oom_counter)
         flags = [b"timed_out"] if timed_out else []
+        if not timed_out and status is not None and os.WIFSIGNALED(status):
+            flags.append(b"killed")
         if self.over_memory or kills > self.oom_seen:
             flags.append(b"out_of_memory")
         self.oom_seen = kills

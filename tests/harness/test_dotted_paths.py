@@ -16,6 +16,7 @@ _ALLOWED = {
     "environments.swebench.environment:SweBench",
     "environments.swebench.mini.dataset:MiniSource",
     "environments.swebench.pypi:PypiSource",
+    "environments.terminal_bench.environment:TerminalBench",
     "harness.engines.torch_engine:TorchEngine",
     "harness.experiment:execute",
     "harness.learner.torch_learner:TorchLearner",

@@ -1,0 +1,1 @@
+"""The bundled task folders, all of this project's own making."""
