@@ -8,7 +8,6 @@ timings, T what happened; all three end before the optimizer step. Torch-free, p
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,10 +36,9 @@ def earliest_end(jobs: Sequence[Job], learners: int = 1) -> float:
     if learners > 1:
         return _earliest_end_shared(jobs, learners)
     end_s = work_s = 0.0
-    latest_first = sorted(jobs, key=lambda j: -j.release_s)
-    for release_s, together in itertools.groupby(latest_first, key=lambda j: j.release_s):
-        work_s += math.fsum(j.cost_s for j in together)
-        end_s = max(end_s, release_s + work_s)
+    for job in sorted(jobs, key=lambda j: -j.release_s):
+        work_s += job.cost_s
+        end_s = max(end_s, job.release_s + work_s)
     return end_s
 
 
