@@ -47,6 +47,7 @@ _ONE = "the ratio to the same forward is 1: the clip is inactive, the gradient i
 _DETACHED = (
     "detached and independent of the reward; tokens of weight 0 stay in |o_i| and in the normaliser"
 )
+_REGULARISED = {"objective.kl.coefficient": 0.1}
 _TRUNCATED = {"objective.importance.kind": "truncate", "objective.importance.high": 1.2}
 _SIGN = "which tokens enter depends on the sign of the advantage, unknown before the group closes"
 _APART = (
@@ -180,6 +181,7 @@ TABLE: tuple[Row, ...] = (
         {"objective.overlong.mask": True, "objective.overlong.in_group_mean": True}, "exact",
         "decided at the end of the trajectory; a masked one is not trained on, its reward stays in "
         "the mean and deviation of its group",
+        extra=_REGULARISED,
     ),
     Row(
         {"objective.overlong.mask": True, "objective.overlong.in_group_mean": False}, "exact",
@@ -197,11 +199,13 @@ TABLE: tuple[Row, ...] = (
         "dynamic_sampling", "none",
         "a group of equal rewards loses its policy term alone: its reward-independent terms stay, "
         "and its tokens in the normaliser",
+        _REGULARISED,
     ),
     _is(
         "dynamic_sampling", "filter",
         "decided when a group closes, from its own rewards: its reward-independent terms leave "
         "with it, and its tokens leave the normaliser",
+        _REGULARISED,
     ),
     Row(
         {"objective.dynamic_sampling": "refill"}, "refused",
