@@ -152,10 +152,11 @@ class Task:
 @dataclass(frozen=True)
 class Submission:
     """What is judged: the agent's diff, or, where the end state is the machine itself, the
-    sandbox."""
+    sandbox. `left_out` are the paths of its work that no verifier gets to see."""
 
     patch: str
     sandbox: Sandbox | None = None
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

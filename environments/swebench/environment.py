@@ -142,7 +142,8 @@ class SweBench:
                 patch = (await sandbox.get(_PATCH_FILE)).decode("utf-8", "surrogateescape")
             except OSError:
                 return Submission("")
-        return Submission(drop_files(patch, steering_in(patch, verify.gold_files(instance))))
+        steering = steering_in(patch, verify.gold_files(instance))
+        return Submission(drop_files(patch, steering), left_out=tuple(steering))
 
     async def verify(
         self, task: Task, submission: Submission, provider: SandboxProvider
@@ -153,6 +154,7 @@ class SweBench:
             self.instance(task),
             submission.patch,
             provider,
+            left_out=submission.left_out,
             timeout_s=self.config.verify_timeout_s,
         )
 

@@ -8,7 +8,7 @@ and code that sleeps look the same, so a failure that took long and little CPU i
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from environments.protocols import (
@@ -77,13 +77,15 @@ async def verify(
     provider: SandboxProvider,
     *,
     timeout_s: float,
+    left_out: Sequence[str] = (),
 ) -> Verdict:
     """Reward 1.0 or 0.0, with a report: {"resolved", "patch_applied", "reason", counts}.
 
-    "integrity" lists what the patch tried on the verifier, where that was seen, solved or not;
+    "integrity" lists what the agent tried on the verifier, where that was seen, solved or not: by
+    the patch, by the files of its work that are `left_out` of it, by its code during the tests.
     "failure" says that the agent's code ran out of time or memory.
     """
-    judgement = (source, instance, patch, provider)
+    judgement = (source, instance, patch, provider, left_out)
     verdict, result = await _judge_once(*judgement, timeout_s=timeout_s)
     if verdict.reward or not _stalled(result):
         return verdict
@@ -103,6 +105,7 @@ async def _judge_once(
     instance: Instance,
     patch: str,
     provider: SandboxProvider,
+    left_out: Sequence[str],
     *,
     timeout_s: float,
 ) -> tuple[Verdict, ExecResult]:
@@ -110,6 +113,7 @@ async def _judge_once(
     decoy = make_decoy(instance) if source.decoy else None
     result, ignored = await _run_tests(source, instance, patch, provider, decoy, timeout_s)
     report: dict[str, Any] = {"resolved": False, "patch_applied": _APPLIED in result.output}
+    ignored = [*left_out, *(path for path in ignored if path not in left_out)]
     if ignored:
         report["ignored_files"] = ignored
         kinds = {steering_kind(path, allowed) for path in ignored}
