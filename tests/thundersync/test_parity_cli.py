@@ -1,0 +1,141 @@
+"""The parity command: its options, its closing line, and that it can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.config import Config
+from harness.protocols import Run, UsageError
+from thundersync import check as check_module
+from thundersync.check import FORMS, RELEASES, Case, Check, Shape, cases
+from thundersync.parity import Options, check_from_command_line, parse, select, table
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("dtyp=float32", "dtyp=float32: no such key; there is objective, dtype, policy, lora"),
+        ("all", "all: no such key"),
+        ("dtype=bfloat16", "dtype=bfloat16: take float32 or float64"),
+        ("objective=opd", "objective=opd: not available"),
+        ("groups=1", "groups=1: take a number of at least 2"),
+        ("size=two", "size=two: take a number of at least 3"),
+        ("permutations=0", "permutations=0: take a number of at least 1"),
+        ("cases=submit/*", "cases=submit/*: no such case"),
+        ("cases=turn", "cases=turn: no such case; take all, release, or a name such as batch_std"),
+    ],
+)
+def test_a_mistake_is_named(argument: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse([argument])
+    assert words in str(caught.value)
+
+
+def test_numbers_and_words_are_taken() -> None:
+    given = ["policy=smollm2", "lora=8", "tokens=24", "cases=release", "dtype=float64"]
+    assert parse(given) == Options(
+        policy="smollm2", lora=8, tokens=24, cases="release", dtype="float64"
+    )
+
+
+def test_cases_are_chosen_by_part_by_name_and_by_wildcard() -> None:
+    every = list(cases())
+    assert select("all") == every
+    assert select("release") == [Case(release=r, form=f) for r in RELEASES for f in FORMS]
+    assert {c.estimator for c in select("batch_std")} == {"batch_std"}
+    assert select(f"submit,{Case().name}") == [
+        c for c in every if c.release == "submit" or c == Case()
+    ]
+    assert [c.name for c in select("mean/*/submit/bucket")] == [
+        f"mean/{a}/submit/bucket" for a in dict.fromkeys(c.aggregation for c in every)
+    ]
+
+
+def test_the_table_has_a_row_per_case_and_the_paper_s_has_the_parameter_gap(qwen3: Path) -> None:
+    lines: list[str] = []
+    names = f"{Case().name},mean/token_mean/submit/*"
+    options = Options(
+        policy=str(qwen3), cases=names, groups=2, size=4, tokens=20, permutations=8
+    )  # fmt: skip
+    result = table(options, lines.append)
+    assert result["ok"] and json.loads(json.dumps(result)) == result
+    paper, *others = result["rows"]
+    assert len(others) == 3 and len(lines) == 5
+    assert all(0 < paper[k] < 1e-2 for k in ("parameter_gap", "control_parameter_gap"))
+    assert [row["parameter_gap"] for row in others] == [None] * 3
+    assert all(0 < row["gradient_relative_error"] < 1e-5 for row in result["rows"])
+    assert f"{result['trained_parameters']:,} trained parameters" in lines[0]
+    assert result["tokens"] <= 8 * 20
+    assert all(len(line) <= 80 for line in lines[2:])
+
+
+def test_a_check_leaves_the_weights_as_it_found_them(qwen3: Path, tmp_path: Path) -> None:
+    check = Check(qwen3, "float32", tmp_path, Shape(2, 4, 30), permutations=1)
+    before = [p.detach().clone() for p in check.model.parameters()]
+    check.row(Case())
+    for parameter, weight in zip(check.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, weight)
+
+
+class Forgetful:
+    """A synchronous schedule that leaves one trajectory of each batch out."""
+
+    name = "forgetful"
+
+    def __init__(self, config: Config) -> None:
+        self.release = config.schedule.release
+
+    async def run(self, run: Run) -> None:
+        async for batch in run.batches():
+            while await batch.next() is not None:
+                pass
+            known = [pair for g in batch.groups for pair in run.coefficients(g).values()]
+            used = [(t, a) for t, a in known if a and any(t.action_mask_T)][1:]
+            await run.learner.accumulate([t for t, _ in used], [a for _, a in used])
+            await run.finish_update(batch, await run.step(batch))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_wrong_schedule_fails_every_figure_and_exits_1(
+    qwen3: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_module, "Stream", Forgetful)
+    given = [f"policy={qwen3}", f"dtype={dtype}", f"cases={Case().name}", "size=4", "tokens=30"]
+    monkeypatch.setattr(sys, "argv", ["parity", *given, "permutations=3"])
+    with pytest.raises(SystemExit) as ended:
+        check_from_command_line()
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    (row,) = result["rows"]
+    assert not row["ok"] and not result["ok"]
+    assert row["gradient_relative_error"] > 0.01
+    if dtype == "float32":
+        assert row["parameter_gap"] > 1000 * row["control_parameter_gap"]
+    assert printed.err.splitlines()[-1].endswith("FAILED")
+
+
+def test_a_parameter_gap_alone_can_fail_a_case(qwen3: Path, tmp_path: Path) -> None:
+    check = Check(qwen3, "float32", tmp_path, Shape(2, 4, 20), permutations=8)
+    assert check.row(Case())["ok"]
+    moved, control = check._gap_reference or (torch.zeros(()), 0.0)
+    check._gap_reference = moved * (1 + 6 * control), control  # 6 x the control away
+    row = check.row(Case())
+    assert row["parameter_gap"] > 5 * control and not row["ok"]
+
+
+def test_the_command_ends_with_one_json_line(qwen3: Path, tmp_path: Path) -> None:
+    arguments = [f"policy={qwen3}", "dtype=float64", "cases=mean/token_mean/submit/auto"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "thundersync.parity", *arguments, "tokens=20"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    assert json.loads(line)["ok"]
