@@ -98,6 +98,7 @@ class Variant:
             chunk_tokens=config.schedule.chunk_tokens,
             seed=config.seed,
             version=version,
+            ranks=config.learner.ranks,
             release=self.schedule.release,
             timings=self.timings,
             on_update=rows.append,

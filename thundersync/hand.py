@@ -82,7 +82,8 @@ class Hand:
 
         def rank(t: Trajectory) -> tuple[int, int]:
             known = self.rewards.get(t.group, [])
-            return len(known) if len(set(known)) < 2 else 0, -alike[t.group, t.reward]
+            certain = len(set(known)) > 1
+            return 0 if certain else 1 + len(known), -alike[t.group, t.reward]
 
         return sorted(self.released, key=rank)
 
