@@ -175,10 +175,21 @@ class LearnerConfig:
 
 @dataclass
 class SandboxConfig:
-    """A sandbox's image and limits are its environment's."""
+    """A sandbox's image and limits are its environment's. `warm` of each kind lately asked for are
+    kept ready (null: a batch of trajectories with Docker, none with bubblewrap). `hosts` are Docker
+    engines, unix:// or tcp:// (none: DOCKER_HOST's or the local one), of `host_parallel` sandboxes
+    each, in their order (none: max_parallel)."""
 
     kind: str = "auto"
-    max_parallel: int = 64  # sandboxes alive at once: an agent's own, then its verifier's
+    max_parallel: int = 64  # sandboxes alive at once: agents', verifiers' and warm ones
+    start_parallel: int | None = None  # null, here and below: no limit of its own
+    exec_parallel: int | None = None
+    verify_parallel: int | None = None
+    warm: int | None = None
+    time_to_live_s: float = 600.0  # of an unused one
+    hosts: list[str] = field(default_factory=list)
+    host_parallel: list[int] = field(default_factory=list)
+    disk_free_mb: int = 512  # at an engine's data root; nothing new starts below it
 
 
 @dataclass

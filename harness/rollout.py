@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -81,12 +82,13 @@ class Rollouts:
         limits: RolloutConfig,
         origin_s: float,
         penalty: Penalty | None = None,
-        verification: AbstractAsyncContextManager[Any] = nullcontext(),  # noqa: B008 (stateless)
+        verification: AbstractAsyncContextManager[Any] | None = None,
     ) -> None:
-        """Verifications happen inside `verification`, which may limit them. `penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
-        reward); the verdict's own stays in the trajectory's report."""
+        """`penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
+        reward); the verdict's own stays in the trajectory's report. Every verification happens
+        inside `verification`, which may limit how many do at once."""
         self._penalty = penalty
-        self._verification = verification
+        self._verification = verification or nullcontext()
         self._environment = environment
         self._make_agent = make_agent
         self._provider = provider
@@ -96,6 +98,7 @@ class Rollouts:
         self._slots = Slots()
         self._intervals: list[Interval] = []
         self.infrastructure_errors: Counter[str] = Counter()
+        self._told: set[tuple[str, str]] = set()
 
     def start(
         self, index: int, version: int, tasks: Sequence[Task], seed: int, record: Emit
@@ -147,8 +150,16 @@ class Rollouts:
             except InfrastructureError as error:
                 trajectory.infrastructure_error = error.kind
                 self.infrastructure_errors[error.kind] += 1
+                self._tell(task, error)
                 emit(TrajectoryLost(trajectory, error.kind, attempt == self._limits.retries))
         return None
+
+    def _tell(self, task: Task, error: InfrastructureError) -> None:
+        """One line for the first trajectory that a task loses in a way: the counts say how many."""
+        if (task.task_id, error.kind) not in self._told:
+            self._told.add((task.task_id, error.kind))
+            line = " ".join(str(error).split())
+            print(f"trajectory lost: task {task.task_id}: {line}", file=sys.stderr, flush=True)
 
     async def _live(self, task: Task, trajectory: Trajectory, emit: Emit) -> None:
         clock, environment = self._clock, self._environment

@@ -106,10 +106,7 @@ _TARGETS = ("schedule.target", "ledger.target")
 
 def validate(config: Config) -> None:
     """Raises UsageError, one line, for the first setting that cannot be run."""
-    for key, choices in CHOICES.items():
-        _choice(key, lookup(config, key), choices)
-    for key, (low, high, closed) in _RANGES.items():
-        _range(key, lookup(config, key), low, high, closed)
+    check_values(config)
     Grpo(config.objective, config.rollout.group_size)  # says itself what it cannot be
     contradictions.check(config.objective)
     exactness.check(config)
@@ -147,6 +144,16 @@ def validate(config: Config) -> None:
             f"schedule.release={config.schedule.release}: schedule=sync releases batch; "
             "take schedule=stream for the other rungs"
         )
+
+
+def check_values(config: Config, prefix: str = "") -> None:
+    """Choices and ranges of the keys that begin with `prefix`."""
+    for key, choices in CHOICES.items():
+        if key.startswith(prefix):
+            _choice(key, lookup(config, key), choices)
+    for key, (low, high, closed) in _RANGES.items():
+        if key.startswith(prefix):
+            _range(key, lookup(config, key), low, high, closed)
 
 
 def _ranks(config: Config) -> None:

@@ -166,15 +166,24 @@ class ChannelSandbox(ABC):
         except TimeoutError as error:
             raise ChannelClosed(f"not ready within {_START_LIMIT_S:.0f} s") from error
 
-    async def is_ready(self) -> bool:
-        """Whether it runs a command, now: for one that has waited unused."""
-        if self._stopping is not None or self._channel is None or self._channel.ended:
-            return False
+    async def runs_commands(self) -> bool:
+        """The checked readiness of one that has just started."""
         try:
             result = await self.exec("true", timeout_s=_READY_LIMIT_S)
         except InfrastructureError:
             return False
         return result.exit_code == 0
+
+    async def answers(self) -> bool:
+        """Whether one that has waited unused still lives and holds nothing but its server: asked
+        without starting a process, in a fraction of a millisecond."""
+        if self._stopping is not None or self._channel is None or self._channel.ended:
+            return False
+        try:
+            await self.end_processes()
+        except InfrastructureError:
+            return False
+        return True
 
     async def exec(
         self, command: str, *, timeout_s: float, max_output_bytes: int = 65536

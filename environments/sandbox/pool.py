@@ -12,9 +12,10 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
+from typing import Any
 
 from environments.protocols import InfrastructureError, SandboxSpec
 from environments.sandbox.channel import ChannelSandbox
@@ -109,7 +110,7 @@ class WarmPool:
             if kind.ready:
                 sandbox = kind.ready.popleft().sandbox
                 self._changed()
-                if await self._still_good(sandbox):
+                if await self._checked(sandbox, sandbox.answers()):
                     self.hits += 1
                     return sandbox
             elif kind.preparing:
@@ -122,10 +123,10 @@ class WarmPool:
                 return await self.provider.start(spec)
         raise InfrastructureError("start", "the sandbox pool is closed")
 
-    async def _still_good(self, sandbox: ChannelSandbox) -> bool:
-        """Checked by a command; one that has died while it waited is removed."""
+    async def _checked(self, sandbox: ChannelSandbox, check: Coroutine[Any, Any, bool]) -> bool:
+        """The check's answer; one that fails it is removed."""
         try:
-            good = await sandbox.is_ready()
+            good = await check
         except BaseException:
             self._discard(sandbox)
             raise
@@ -187,7 +188,7 @@ class WarmPool:
         assert task is not None
         kind.preparing.append(task)
         sandbox = await self.provider.start_once(kind.spec)
-        if not await self._still_good(sandbox):
+        if not await self._checked(sandbox, sandbox.runs_commands()):
             message = f"{sandbox.sandbox_id} does not run a command"
             raise InfrastructureError("start", message)
         return sandbox

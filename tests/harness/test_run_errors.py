@@ -77,6 +77,11 @@ def test_a_sweep_with_a_misspelt_option_starts_no_job(tmp_path: Path) -> None:
         ("schedule.max_staleness=2", "schedule.max_staleness=2"),
         ("schedule.target=no.such:Thing", "schedule.target=no.such:Thing: cannot be imported"),
         ("ledger.target=thundersync.ledger", "write package.module:Name"),
+        ("sandbox.verify_parallel=0", "sandbox.verify_parallel=0: out of range"),
+        ("sandbox.time_to_live_s=0", "sandbox.time_to_live_s=0.0: out of range"),
+        ("sandbox.hosts=[ssh://box]", "ssh://box is no address of a Docker engine"),
+        ("sandbox.hosts=[tcp://a:1,tcp://a:1]", "is there twice"),
+        ("sandbox.host_parallel=[8]", "each of the 0 sandbox.hosts"),
         ("replay=missing.jsonl", "replay=missing.jsonl: no such file"),
     ],
 )
