@@ -128,7 +128,7 @@ class TerminalBench:
         file = found.dockerfile
         build = None
         if file is not None:
-            build = ImageBuild(found.context(), file.base, settings.build_timeout_s)
+            build = ImageBuild(found.context, file.base, settings.build_timeout_s)
         environment = {**({"HOME": "/root"} if root else {}), **settings.environment}
         if file is not None:  # an engine reads ENV itself, a sandbox without images does not
             environment = {**file.environment, **environment}
@@ -157,7 +157,7 @@ class TerminalBench:
                 raise InfrastructureError("image", message)
             assert found.dockerfile is not None
             limit_s = found.settings.build_timeout_s
-            await dockerfile.play(found.dockerfile, found.contents(), sandbox, limit_s)
+            await dockerfile.play(found.dockerfile, found.contents, sandbox, limit_s)
         if found.settings.healthcheck is not None:
             await _become_healthy(found, found.settings.healthcheck, sandbox)
 
@@ -169,7 +169,7 @@ class TerminalBench:
         user = found.settings.agent_user or found.dockerfile.user
         if user not in dockerfile.AGENT:
             return f"its user is {user or 'root'}"
-        return found.dockerfile.engine_needed_for(found.contents())
+        return found.dockerfile.engine_needed_for(found.contents)
 
     def action(self, text: str) -> str | None:
         return parse_action(text)

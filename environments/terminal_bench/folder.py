@@ -8,6 +8,7 @@ import re
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from environments.terminal_bench import dockerfile as dockerfiles
@@ -44,23 +45,21 @@ class TaskFolder:
     dockerfile: Dockerfile | None
     sha256: str
 
-    @property
+    @cached_property
     def image(self) -> str:
         """The prebuilt image, or the tag of the one that its Dockerfile makes."""
         if self.settings.docker_image is not None:
             return self.settings.docker_image
         name = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
-        digest = hashlib.sha256(self.context()).hexdigest()[:16]
+        digest = hashlib.sha256(self.context).hexdigest()[:16]
         return f"{IMAGE_PREFIX}:{name[:80]}-{digest}"
 
-    @property
-    def builds(self) -> bool:
-        return self.settings.docker_image is None
-
+    @cached_property
     def contents(self) -> dict[str, bytes]:
         """Path in environment/ -> content."""
         return {path: file.content for path, file in self.environment.items()}
 
+    @cached_property
     def context(self) -> bytes:
         """environment/ as a tar for a container engine, the same bytes on every machine."""
         buffer = io.BytesIO()

@@ -3,18 +3,8 @@
 import sqlite3
 
 CUSTOMERS = [
-    *(
-        (1, "Ada Moor", "Ulm"),
-        (2, "Bo Lind", "Bern"),
-        (3, "ADA MOOR", "ulm"),
-        (4, "Cy Ott", "Graz"),
-    ),
-    *(
-        (5, "Ada Moor", "Bern"),
-        (6, "bo lind", "BERN"),
-        (7, "Di Rey", "Graz"),
-        (8, "Bo Lind", "Bern"),
-    ),
+    *((1, "Ada Moor", "Ulm"), (2, "Bo Lind", "Bern"), (3, "ADA MOOR", "ulm"), (4, "Cy Ott", "Graz")),
+    *((5, "Ada Moor", "Bern"), (6, "bo lind", "BERN"), (7, "Di Rey", "Graz"), (8, "Bo Lind", "Bern")),
 ]
 ORDERS = [
     *((1, 1, 1500, "paid"), (2, 3, 2600, "paid"), (3, 2, 900, "open"), (4, 6, 1900, "paid")),
@@ -23,9 +13,7 @@ ORDERS = [
 ]
 with sqlite3.connect("/app/shop.db") as database:
     database.execute("CREATE TABLE customers (id INTEGER, name TEXT, city TEXT)")
-    database.execute(
-        "CREATE TABLE orders (id INTEGER, customer_id INTEGER, cents INTEGER, state TEXT)"
-    )
+    database.execute("CREATE TABLE orders (id INTEGER, customer_id INTEGER, cents INTEGER, state TEXT)")
     database.executemany("INSERT INTO customers VALUES (?, ?, ?)", CUSTOMERS)
     database.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", ORDERS)
 database.close()

@@ -1,10 +1,8 @@
 def first_files(nums):
     return nums[0]
 
-
 def any_over_orders(arr, x):
     return any(v > x for v in arr)
-
 
 def count_above_scores(nums, y):
     k = 1

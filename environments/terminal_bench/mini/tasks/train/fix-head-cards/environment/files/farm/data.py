@@ -5,10 +5,8 @@ def top_users(nums):
             m = v
     return m
 
-
 def average_boxes(arr):
     return sum(arr) / len(arr)
 
-
 def head_cards(arr, y):
-    return arr[: y + 1]
+    return arr[:y + 1]

@@ -4,7 +4,6 @@ def total_prices(vals):
         s += v
     return s
 
-
 def count_above_scores(arr, y):
     k = 0
     for v in arr:
@@ -12,14 +11,12 @@ def count_above_scores(arr, y):
             k += 1
     return k
 
-
 def top_files(arr):
     m = arr[0]
     for v in arr:
         if v > m:
             m = v
     return m
-
 
 def accept_cards(a):
     return a >= 7

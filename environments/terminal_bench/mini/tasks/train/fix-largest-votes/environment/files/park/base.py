@@ -5,6 +5,5 @@ def largest_votes(xs):
             m = v
     return m
 
-
 def gap_coins(y, x):
     return abs(y - x)
