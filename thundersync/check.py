@@ -7,6 +7,7 @@ the weights as they are; for the parameter gap they are put back afterwards.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from harness.cluster.worker import load
-from harness.config import Config
+from harness.config import Config, ObjectiveConfig
 from harness.learner.torch_learner import TorchLearner
 from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
 from harness.parity import GAP_FACTOR, GRADIENT_FACTOR
@@ -29,6 +30,7 @@ from harness.training import pack
 from thundersync.recorded import InlineLearner, Pack, RecordedBatch, permuted_packing, play
 from thundersync.stream import Stream
 from thundersync.synthetic import arrival, synthetic_groups
+from thundersync.terms import furnish, left_behind
 from thundersync.true_norms import use_true_norms
 
 SYNC = "baselines.sync:Sync"
@@ -91,7 +93,7 @@ class Check:
 
     `permutations` synchronous updates with permuted rows make a control; fewer than 20 make the
     check stricter. With `adapters` these alone are trained, from a random start: at B = 0 the
-    gradient of A would vanish."""
+    gradient of A would vanish. Cases take their estimator and aggregation into `objective`."""
 
     def __init__(
         self,
@@ -101,7 +103,9 @@ class Check:
         shape: Shape | None = None,
         permutations: int = PERMUTATIONS,
         adapters: Adapters | None = None,
+        objective: ObjectiveConfig | None = None,
     ) -> None:
+        self._objective = objective or ObjectiveConfig()
         self._policy, self._dtype, self._folder = policy, dtype, folder
         self._shape = shape or Shape()
         self._permutations = permutations
@@ -129,10 +133,12 @@ class Check:
 
     def _recorded(self, seed: int) -> list[Group]:
         vocabulary = self.model.config.vocab_size
-        return synthetic_groups(seed, vocabulary, REWARDS, *astuple(self._shape))
+        groups = synthetic_groups(seed, vocabulary, REWARDS, *astuple(self._shape))
+        furnish(groups, self.model, self._objective, seed)
+        return groups
 
     def _config(self, case: Case, learning_rate: float = 0.0) -> Config:
-        config = Config()
+        config = Config(objective=copy.deepcopy(self._objective))
         config.objective.estimator, config.objective.aggregation = case.objective
         config.schedule.release, config.schedule.chunk_tokens = case.release, 256
         config.schedule.learning_rate = learning_rate
@@ -146,6 +152,8 @@ class Check:
     ) -> InlineLearner:
         options = learner_options(config, self._policy, self._folder)
         learner = TorchLearner(**options, model=self.model)
+        if learner.scorer.reference is not None:
+            learner.scorer.reference = left_behind(self.model)
         made: Schedule = schedule(config)
         return play(made, learner, config, batches, packing)
 

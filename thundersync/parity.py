@@ -2,7 +2,7 @@
 
     python -m thundersync.parity [objective=grpo] [dtype=float32|float64]
         [policy=tiny|smollm2|FOLDER] [lora=RANK] [cases=all|release|NAME,...]
-        [groups=4] [size=6] [tokens=90] [permutations=20]
+        [groups=4] [size=6] [tokens=90] [permutations=20] [objective.KEY=VALUE ...]
 
 math.md section 6. For every estimator x aggregation x release x ledger form the same trajectories
 at the same weights go through the synchronous and the streaming schedule, in an adversarial order
@@ -15,7 +15,8 @@ same control.
 `cases=release` is every release and form of the paper's objective, which is what a large policy has
 time for. A NAME is a part of a case (`batch_std`) or estimator/aggregation/release/form, with
 wildcards (`mean/*/submit/auto`). `groups`, `size` and `tokens` are a batch's groups, a group's
-trajectories, and the longest of them; fewer permutations make the check stricter, not laxer.
+trajectories, and the longest of them; fewer permutations make the check stricter, not laxer. The
+objective's further terms (`objective.kl.coefficient=0.1`) hold in every case that takes them.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import entry
-from harness.config import LoraConfig
+from harness.config import LoraConfig, ObjectiveConfig
 from harness.policy import lora
 from harness.policy.load import resolve
 from harness.protocols import UsageError
 from thundersync.check import FLOAT64_LIMIT, PERMUTATIONS, Case, Check, Shape, cases
+from thundersync.terms import parse as parse_terms
+from thundersync.terms import takes
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Options:
     size: int = Shape.size
     tokens: int = Shape.tokens
     permutations: int = PERMUTATIONS
+    terms: ObjectiveConfig = field(default_factory=ObjectiveConfig)
 
 
 # The first group is degenerate; a trajectory holds at least a prompt's and an action's token.
@@ -59,31 +63,34 @@ _SMALLEST = {"lora": 0, "groups": 2, "size": 3, "tokens": 2, "permutations": 1}
 def parse(arguments: Sequence[str]) -> Options:
     """Raises UsageError for an unknown key or a value that cannot be taken."""
     known, given = Options(), {}
-    for argument in arguments:
+    terms = [argument for argument in arguments if argument.startswith("objective.")]
+    names = [name for name in Options.__dataclass_fields__ if name != "terms"]
+    for argument in (a for a in arguments if a not in terms):
         key, equals, value = argument.partition("=")
-        if not equals or key not in Options.__dataclass_fields__:
-            names = ", ".join(Options.__dataclass_fields__)
-            raise UsageError(f"{argument}: no such key; there is {names}")
+        if not equals or key not in names:
+            raise UsageError(
+                f"{argument}: no such key; there is {', '.join(names)} and objective.KEY"
+            )
         if isinstance(getattr(known, key), int):
             if not value.isdecimal() or int(value) < _SMALLEST[key]:
                 raise UsageError(f"{key}={value}: take a number of at least {_SMALLEST[key]}")
             given[key] = int(value)
         else:
             given[key] = value
-    options = Options(**given)
+    options = Options(**given, terms=parse_terms(terms))
     if options.objective != "grpo":
         raise UsageError(f"objective={options.objective}: not available; there is: grpo")
     if options.dtype not in ("float32", "float64"):
         raise UsageError(f"dtype={options.dtype}: take float32 or float64")
-    select(options.cases)
+    select(options.cases, options.terms)
     lora.check(LoraConfig(rank=options.lora))
     return options
 
 
-def select(names: str) -> list[Case]:
-    """The cases that a comma-separated list names, in the table's order. Raises UsageError for a
-    name that means none."""
-    every = list(cases())
+def select(names: str, terms: ObjectiveConfig | None = None) -> list[Case]:
+    """The cases that a comma-separated list names and that take the objective's further terms, in
+    the table's order. Raises UsageError for a name that means none."""
+    every = [case for case in cases() if takes(case.estimator, terms or ObjectiveConfig())]
     if names == "all":
         return every
     if names == "release":
@@ -107,14 +114,14 @@ def table(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
         check = Check(
             resolve(options.policy), options.dtype, Path(folder), shape, options.permutations,
-            lora.adapters(LoraConfig(rank=options.lora), seed=0),
+            lora.adapters(LoraConfig(rank=options.lora), seed=0), options.terms,
         )  # fmt: skip
         say(
             f"{options.policy}, {options.dtype}: {check.parameters:,} trained parameters, "
             f"{shape.groups} groups x {shape.size} trajectories, {check.tokens} tokens"
         )
         rows = []
-        for case in select(options.cases):
+        for case in select(options.cases, options.terms):
             row = check.row(case)
             rows.append(row)
             say(describe(row))

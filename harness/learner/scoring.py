@@ -9,6 +9,7 @@ weights' own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +109,8 @@ class Scorer:
             return Score(policy)
         always = torch.zeros_like(policy)
         if self._in_loss:
-            kl_N = self._kl_estimate(logprobs_N, self._reference_logprobs(packed))
+            reference_N = self._frozen_logprobs(self.reference, packed)
+            kl_N = self._kl_estimate(logprobs_N, reference_N)
             always = always - self._kl.coefficient * (scale_N * kl_N).sum()
         if self._entropy > 0.0:
             entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
@@ -118,13 +120,16 @@ class Scorer:
     def reference_kl(self, row: ScoredTokens) -> float:
         """Sum over a trajectory's action tokens of log policy - log reference (k1, math.md section
         4), without a gradient: what KL in the reward subtracts, before its coefficient."""
+        pairs = zip(self.token_logprobs(row), self.token_logprobs(row, self.reference), strict=True)
+        return math.fsum(ours - theirs for ours, theirs in pairs)
+
+    def token_logprobs(self, row: ScoredTokens, model: Any = None) -> list[float]:
+        """Log-probabilities of a trajectory's action tokens under `model`, by default the
+        policy."""
         if not any(row.action_mask_T):
-            return 0.0
+            return []
         packed = pack([row], self.model.get_input_embeddings().weight.device)
-        with torch.no_grad():
-            logprobs_NV = self._logprobs(self.model, packed)
-            logprobs_N = logprobs_NV.gather(1, packed.targets_N[:, None])[:, 0]
-        return float((logprobs_N - self._reference_logprobs(packed)).double().sum())
+        return self._frozen_logprobs(model or self.model, packed).tolist()
 
     def _logprobs(self, model: Any, packed: Packed) -> torch.Tensor:
         """Log-probabilities over the vocabulary (N, V); logits are made at action positions
@@ -134,9 +139,10 @@ class Scorer:
         logits = model.get_output_embeddings()(hidden[packed.predicts])
         return log_softmax(logits / self._temperature, -1)
 
-    def _reference_logprobs(self, packed: Packed) -> torch.Tensor:
+    def _frozen_logprobs(self, model: Any, packed: Packed) -> torch.Tensor:
+        """Of the action tokens, without a gradient."""
         with torch.no_grad():
-            logprobs_NV = self._logprobs(self.reference, packed)
+            logprobs_NV = self._logprobs(model, packed)
             return logprobs_NV.gather(1, packed.targets_N[:, None])[:, 0]
 
     def _kl_estimate(self, logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:

@@ -134,6 +134,10 @@ def test_a_contradiction_is_one_line(overrides: str, words: str):
     assert "\n" not in str(caught.value)
 
 
+def test_a_largest_ratio_of_exactly_one_clips_nothing():
+    validate(compose(["objective.clip.kind=cispo", "objective.clip.bound=1"]))
+
+
 def test_terms_without_a_coefficient_may_say_anything():
     validate(compose(["objective.kl.place=reward", "objective.entropy.estimator=sampled"]))
 
