@@ -1,0 +1,162 @@
+"""The controlled comparison on a small recording: real engine and learner processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import paired
+from harness.paired import Variant, describe, parse, play, ratio_interval, report, table
+from harness.protocols import UsageError
+
+RECORDED = Path(__file__).parents[1] / "thundersync" / "data" / "recorded.jsonl.gz"
+UPDATES = 2
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three groups of four, their delays a tenth of what they were."""
+    path = tmp_path_factory.mktemp("recording") / "trajectories.jsonl"
+    with gzip.open(RECORDED, "rt") as file, path.open("w") as out:
+        for line in map(json.loads, file):
+            if line["index"] >= 4:
+                continue
+            line["sandbox_start_s"] *= 0.1
+            line["reward_s"] = line["finished_s"] + 0.1 * (line["reward_s"] - line["finished_s"])
+            for turn in line["turns"]:
+                turn["exec_s"] *= 0.1
+            out.write(json.dumps(line) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def played(recording: Path) -> dict[str, Variant]:
+    configs, updates, workload = parse(
+        [
+            f"replay={recording}", f"updates={UPDATES}", "rollout.group_size=4",
+            "a=schedule=sync", "b=schedule=stream,schedule.release=reward",
+            "c=schedule=stream,schedule.release=auto",
+        ]
+    )  # fmt: skip
+    assert (updates, workload) == (UPDATES, "recorded")
+    variants = {letter: Variant(config) for letter, config in configs.items()}
+    asyncio.run(play(list(variants.values()), updates, workload))
+    return variants
+
+
+def test_every_update_is_played_under_every_variant_in_rotated_order(played):
+    versions = [[row["version"] for row in variant.rows] for variant in played.values()]
+    # Three unmeasured updates first; then a, b, c and b, c, a: the weights go on from one to the
+    # next.
+    assert versions == [[4, 9], [5, 7], [6, 8]]
+    trained = {row["tokens_trained"] for variant in played.values() for row in variant.rows}
+    assert len(trained) == 1
+
+
+def test_the_rungs_played_are_those_asked_for_and_auto_says_why(played):
+    sync, stream, auto = played.values()
+    assert {row["release"] for row in sync.rows} == {"batch"}
+    assert {row["release"] for row in stream.rows} == {"reward"}
+    assert {row["release_why"] for row in (*sync.rows, *stream.rows)} == {""}
+    for row in auto.rows:  # the unmeasured update has measured what a choice rests on
+        assert row["release_why"].startswith(f"release={row['release']}: predicted seconds")
+        assert "MB free" in row["release_why"]
+    assert stream.rows[0]["ledger_buffers_peak"] >= 1
+
+
+def test_bounds_are_computed_from_what_the_synchronous_passes_took(played):
+    sync, *streams = played.values()
+    for number in range(UPDATES):
+        passes = sync.timings.updates[number + 1].measured_s()
+        work_s = math.fsum(passes.values())
+        assert work_s == pytest.approx(sync.rows[number]["learner_busy_s"], rel=0.5)
+        for variant in streams:
+            row = variant.rows[number]
+            assert row["t_sync_s"] == pytest.approx(row["rollout_s"] + work_s)
+            assert row["rollout_s"] <= row["t_star_s"] <= row["t_sync_s"]
+            assert row["rollout_s"] <= row["t_s"] < row["per_update_s"]
+            efficiency = (row["t_sync_s"] - row["t_s"]) / (row["t_sync_s"] - row["t_star_s"])
+            assert row["overlap_efficiency"] in (None, pytest.approx(efficiency))
+        row = sync.rows[number]
+        assert row["overlap_efficiency"] is None
+        assert row["t_star_s"] == row["t_sync_s"]
+
+
+def test_the_report_has_every_figure_and_is_json(played):
+    found = json.loads(json.dumps(report(played, "recorded"), allow_nan=False))
+    assert found["updates"] == UPDATES
+    assert found["workload_says"] == "the recording's own timings"
+    a, b, c = found["variants"].values()
+    assert a["first_over_this"] is None
+    assert a["overlap_efficiency"] is None
+    for variant in (b, c):
+        ratio = variant["first_over_this"]
+        assert ratio["low_95"] <= ratio["ratio"] <= ratio["high_95"]
+    assert sum(c["release_played"].values()) == UPDATES
+    assert b["ledger_buffers_peak"] >= 1
+    for variant, played_one in zip((a, b, c), played.values(), strict=True):
+        mean_s = math.fsum(row["per_update_s"] for row in played_one.rows) / UPDATES
+        assert variant["per_update_s"] == pytest.approx(mean_s)
+        assert 0 <= variant["idle_learner"] <= 1
+    lines = table(found)
+    assert len(lines) == 2 + 3
+    assert all(f" {name}" in line for name, line in zip(("sync", "stream", "stream"), lines[2:],
+               strict=True))  # fmt: skip
+    assert f"x{UPDATES}" in lines[2]
+
+
+def test_the_ratio_is_of_pairs(played):
+    first, second, _ = played.values()
+    ratio = describe(second, first)["first_over_this"]["ratio"]
+    logs = [
+        math.log(a["per_update_s"] / b["per_update_s"])
+        for a, b in zip(first.rows, second.rows, strict=True)
+    ]
+    assert ratio == pytest.approx(math.exp(math.fsum(logs) / UPDATES))
+
+
+def test_the_interval_by_hand():
+    """Log ratios ln 2 -+ 0.1: standard error 0.1, one degree of freedom, t = 12.7062."""
+    found = ratio_interval([2 * math.exp(0.1), 2 * math.exp(-0.1)], [1, 1])
+    assert found["ratio"] == pytest.approx(2)
+    assert found["high_95"] == pytest.approx(2 * math.exp(1.27062), rel=1e-5)
+    assert found["low_95"] == pytest.approx(2 / math.exp(1.27062), rel=1e-5)
+
+
+def test_sync_against_stream_is_what_nobody_asked_otherwise(recording):
+    configs, updates, workload = parse([f"replay={recording}"])
+    assert [(k, c.schedule.name) for k, c in configs.items()] == [("a", "sync"), ("b", "stream")]
+    assert (updates, workload) == (24, "recorded")
+    assert all(c.cluster.pin_cores for c in configs.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["updates=1"], "updates=1: a whole number of at least 2"),
+        (["workload=quick"], "workload=quick: not available; there is: recorded, long_ver"),
+        (["a=schedule=sync"], "a=...: give two variants or more"),
+        (["a=schedule=sync", "b=schedule=stream,seed=3"], "seed=0 under a, 3 under b"),
+        (["replay=null"], "replay=null: give a run's trajectories.jsonl"),
+        (["replay=nowhere.jsonl"], "replay=nowhere.jsonl: no such file"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(recording, arguments, message, capsys,
+                                                        monkeypatch):  # fmt: skip
+    given = [f"replay={recording}", *arguments]
+    if arguments[0].startswith("replay"):
+        given = arguments
+    with pytest.raises(UsageError) as raised:
+        parse(given)
+    assert message in str(raised.value)
+    monkeypatch.setattr(sys, "argv", ["paired", *given])
+    assert paired.main() == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"error: {raised.value}\n"
+    assert captured.out == ""
