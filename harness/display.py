@@ -110,6 +110,17 @@ def _solve_rate(accuracy: Mapping[str, Any], name: str) -> str:
     return f"{rate:.1%}" if error is None else f"{rate:.1%} +- {error:.1%}"
 
 
+def _counts(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())) or "none"
+
+
+def _overlap(summary: Mapping[str, Any]) -> str:
+    text = f"efficiency {_text(summary['overlap_efficiency'], '{:.2f}')}"
+    played = summary.get("release_updates", {})
+    rungs = ", ".join(f"{rung} x{updates}" for rung, updates in played.items())
+    return f"{text}, played at {rungs}" if rungs else text
+
+
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """What a person wants to know at the end of a run; fits 80 columns."""
     time_s, idle, accuracy = summary["time"], summary["idle"], summary["accuracy"]
@@ -127,10 +138,13 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
          f"{summary['budget']['kind']}"),
         ("idle", f"learner {_text(idle['learner'], '{:.0%}')}, "
          f"engine {_text(idle['engine'], '{:.0%}')}"),
+        ("overlap", _overlap(summary)),
         ("trajectories", f"{summary['trajectories']}, lost {summary['trajectories_lost']}"),
         ("sandboxes", f"{summary['sandbox']}: {boxes['created']} created, {boxes['removed']} "
          f"removed, {boxes['leaked']} leaked"),
-        ("infrastructure errors", ", ".join(f"{k} {n}" for k, n in errors.items()) or "none"),
+        ("infrastructure errors", _counts(errors)),
+        ("agents' own failures", _counts(summary["agent_failures"])),
+        ("integrity", _counts(summary["integrity"])),
         ("time", ", ".join(
             f"{label} {_text(time_s[key], '{:.1f}')} s" for label, key in (
                 ("total", "total_s"), ("setup", "setup_s"), ("evaluation", "evaluation_s"),

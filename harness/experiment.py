@@ -195,6 +195,7 @@ class Experiment:
             timeline=self.timeline,
             provider=self.provider,
             errors=self.errors,
+            outcomes=self.records.outcomes,
             times={
                 "total_s": time.monotonic() - self._began_s,
                 "setup_s": self.setup_s,

@@ -62,6 +62,7 @@ class Turn:
     exec_s: float = 0.0
     exit_code: int | None = None
     timed_out: bool = False
+    out_of_memory: bool = False
 
 
 EndReason = Literal["submit", "turn_limit", "token_limit", "context_limit", "time_limit"]

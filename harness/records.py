@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from harness.config import Config
 from harness.hardware import hardware_label
+from harness.outcomes import Outcomes
 from harness.protocols import Trajectory
 from harness.trajectory_lines import encode
 
@@ -55,6 +56,7 @@ class Records:
         self.folder = folder
         self._updates: TextIO | None = None
         self._lines: dict[str, TextIO] = {}
+        self.outcomes = Outcomes()
         self._writer: csv.DictWriter[str] | None = None
 
     def update(self, row: Mapping[str, Any]) -> None:
@@ -70,6 +72,7 @@ class Records:
         self, trajectory: Trajectory, file: str = "trajectories.jsonl", **extra: Any
     ) -> None:
         """One trajectory, with its tokens; `extra` adds keys such as batch or phase."""
+        self.outcomes.add(trajectory)
         if file not in self._lines:
             self._lines[file] = (self.folder / file).open("w", encoding="utf-8")
         line = json.dumps(
@@ -136,4 +139,6 @@ def blank_summary(config: Config) -> dict[str, Any]:
         "ledger": None,
         "sandboxes": {"created": 0, "removed": 0, "leaked": 0},
         "infrastructure_errors": {},
+        "agent_failures": {},
+        "integrity": {},
     }

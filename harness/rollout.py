@@ -232,6 +232,7 @@ class Rollouts:
                 result = await sandbox.exec(command, timeout_s=environment.command_timeout_s)
                 turn.exec_s = clock.now() - exec_started_s
                 turn.exit_code, turn.timed_out = result.exit_code, result.timed_out
+                turn.out_of_memory = result.out_of_memory
                 self._busy(slot, "exec", exec_started_s, trajectory)
                 message = environment.observation(result)
             turn.finished_s = clock.now()

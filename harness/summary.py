@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.config import Config
 from harness.evaluation import Evaluation
+from harness.outcomes import Outcomes
 from harness.overlap import run_efficiency
 from harness.records import blank_summary
 from harness.timeline import Timeline
@@ -42,10 +43,10 @@ _METRICS = {
     "control_relative_error": "parity/control_relative_error",
     "parameter_gap": "parity/parameter_gap",
     "control_parameter_gap": "parity/control_parameter_gap",
-    "overlap_efficiency": "time/overlap_efficiency",
-    "t_star_s": "time/t_star_s",
-    "t_sync_s": "time/t_sync_s",
-    "t_s": "time/t_s",
+    "overlap_efficiency": "overlap/efficiency",
+    "t_star_s": "overlap/t_star_s",
+    "t_sync_s": "overlap/t_sync_s",
+    "t_s": "overlap/t_s",
     "update": "update",
 }
 
@@ -69,6 +70,7 @@ def summarise(
     timeline: Timeline,
     provider: Any,
     errors: Mapping[str, int],
+    outcomes: Outcomes,
     times: Mapping[str, float | None],
 ) -> dict[str, Any]:
     """summary.json (summary.schema.json), from whatever part of the run there was."""
@@ -76,6 +78,8 @@ def summarise(
     summary["status"] = status
     summary["time"].update(times)
     summary["infrastructure_errors"] = dict(errors)
+    summary["agent_failures"] = dict(outcomes.agent_failures)
+    summary["integrity"] = dict(outcomes.integrity)
     if provider is not None:
         summary["sandbox"] = provider.kind
         summary["sandbox_why"] = provider.why

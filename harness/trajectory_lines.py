@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.outcomes import failure
 from harness.protocols import Trajectory, Turn, UsageError, VersionSpan
 
 _PLAIN = (
@@ -31,6 +32,7 @@ def encode(trajectory: Trajectory) -> dict[str, Any]:
     mask_T = trajectory.action_mask_T
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN},
+        "failure": failure(trajectory),
         "tokens": len(trajectory.tokens_T),
         "action_tokens": trajectory.action_tokens,
         "version_spans": [[s.version, s.start, s.end] for s in trajectory.version_spans],

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from environments.protocols import (
     ExecResult,
+    InfrastructureError,
     Sandbox,
     SandboxProvider,
     SandboxSpec,
@@ -118,7 +119,8 @@ class SweBench:
         result = await sandbox.exec(command, timeout_s=_COLLECT_TIMEOUT_S, max_output_bytes=1 << 20)
         if result.exit_code != 0:
             folder = self.source.git_folder(instance)
-            if folder is None:
+            ended = result.exit_code is None and not result.timed_out  # killed or out of memory
+            if folder is None or ended:
                 return Submission("")
             # Permissions first: what the agent cannot enter, rm and tar cannot either.
             mend = "chmod -R u+rwX . ; rm -rf .git"
@@ -127,6 +129,10 @@ class SweBench:
                 await sandbox.put({"@git.tar": folder})
             except OSError:
                 return Submission("")
+            except InfrastructureError as error:
+                if error.kind != "disk":
+                    raise
+                return Submission("")  # the agent itself has filled its disk
             result = await sandbox.exec(
                 command, timeout_s=_COLLECT_TIMEOUT_S, max_output_bytes=1 << 20
             )

@@ -36,7 +36,8 @@ if [ "$tree" != "$(git rev-parse "$base^{tree}")" ]; then
 fi
 for remote in $(git remote); do git remote remove "$remote"; done
 rm -rf "$git"/{refs,packed-refs,logs,worktrees,hooks,reftable,lost-found,rr-cache,rebase-*}
-rm -rf "$git"/*_HEAD "$git"/{MERGE_MSG,SQUASH_MSG,COMMIT_EDITMSG,info/grafts,sequencer} "$git"/BISECT_*
+rm -rf "$git"/*_HEAD "$git"/{MERGE_MSG,SQUASH_MSG,COMMIT_EDITMSG,info/grafts,sequencer}
+rm -rf "$git"/BISECT_*
 mkdir -p "$git/refs/heads" "$git/refs/tags"
 echo 'ref: refs/heads/main' > "$git/HEAD"
 echo "$start" > "$git/refs/heads/main"

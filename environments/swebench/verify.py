@@ -192,6 +192,10 @@ async def _read(sandbox: Sandbox, command: str) -> str:
     return result.output
 
 
+def _leaves(path: str) -> bool:
+    return path.startswith("/") or ".." in path.split("/")
+
+
 def _tests_blocked(result: ExecResult) -> bool:
     before, started, _ = result.output.partition(START_TEST_OUTPUT)
     return bool(started) and TESTS_ERROR in before
@@ -221,7 +225,8 @@ def _judge(
     log = result.output
     name = instance.instance_id
     if APPLY_PATCH_FAIL in log and not report.get("patch_applied"):
-        return _zero(report, "the patch does not apply")
+        outside = any(_leaves(path) for path in patched_files(patch))
+        return _zero(report, "the patch does not apply", "outside" if outside else None)
     if START_TEST_OUTPUT not in log:
         kind = "verifier_timeout" if result.timed_out else "exec_transport"
         kind = "out_of_memory" if result.out_of_memory else kind

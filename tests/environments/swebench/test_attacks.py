@@ -9,6 +9,7 @@ import pytest
 
 from environments.protocols import Sandbox, Submission, Verdict
 from environments.swebench.environment import SweBench
+from environments.swebench.instance import parse_instance
 
 
 @dataclass(frozen=True)
@@ -123,3 +124,108 @@ def test_an_attack_scores_zero_and_takes_nothing_from_a_solution(bench, name: st
     honest = play(bench, task, [*bench.environment.oracle_commands(task), *commands])
     assert honest.reward == 1.0, honest.report
     assert honest.report.get("integrity", []) == counted
+
+
+def raw(path: str, header: str = "new file mode 100644", text: str = "x") -> str:
+    """A section as git does not write it: a submission need not come from `collect`."""
+    return (
+        f"diff --git a/{path} b/{path}\n{header}\n--- /dev/null\n+++ b/{path}\n"
+        f"@@ -0,0 +1 @@\n+{text}\n"
+    )
+
+
+def test_a_patch_cannot_write_to_git_or_outside_the_repository(bench) -> None:
+    task = bench.task()
+    gold = bench.environment.instance(task).patch
+    patches = {
+        "a hook": gold + raw(".git/hooks/post-checkout", "new file mode 100755", "exit 1"),
+        "a nested one": gold + raw("a/.git/config"),
+        "outside": gold + raw("../outside"),
+        "absolute": gold + raw("/tmp/bin/runtests"),
+    }
+    verdicts = bench.verdicts(task, patches)
+    for name in ("a hook", "a nested one"):
+        assert verdicts[name].reward == 1.0
+        assert verdicts[name].report["integrity"] == ["git_internals"]
+    for name in ("outside", "absolute"):  # git refuses such a patch whole
+        assert verdicts[name].reward == 0.0
+        assert verdicts[name].report["reason"] == "the patch does not apply"
+        assert verdicts[name].report["integrity"] == ["outside"]
+
+
+def moved(old: str, new: str) -> str:
+    return (
+        f"diff --git a/{new} b/{new}\nsimilarity index 100%\nrename from {old}\nrename to {new}\n"
+    )
+
+
+def test_a_test_file_that_is_moved_away_comes_back(bench) -> None:
+    task = bench.task()
+    instance = bench.environment.instance(task)
+    other = next(p for p in instance.files if p.startswith("tests/"))
+    verdicts = bench.verdicts(task, {"": instance.patch + moved(other, "notes.txt")})
+    assert verdicts[""].reward == 1.0
+    assert verdicts[""].report["integrity"] == ["test_files"]
+    assert verdicts[""].report["ignored_files"] == [other]
+
+
+def test_a_patch_that_keeps_the_hidden_tests_out_is_the_agents_zero(bench) -> None:
+    """A file where the hidden tests need a folder: not an infrastructure failure."""
+    record = bench.environment.instance(bench.task()).record()
+    new_test = raw("checks/unit/check.txt")
+    end = "\nEOF_114329324912\n:"
+    script = record["eval_script"].replace(end, f"\n{new_test.rstrip()}{end}")
+    changed = {
+        "instance_id": "blocked__tests",
+        "test_patch": record["test_patch"].rstrip("\n") + "\n" + new_test,
+        "eval_script": script,
+    }
+    assert script != record["eval_script"]
+    task = bench.environment.task(parse_instance(record | changed))
+    gold = record["patch"]
+    verdicts = bench.verdicts(task, {"gold": gold, "blocked": gold + raw("checks")})
+    assert verdicts["gold"].reward == 1.0
+    assert verdicts["blocked"].reward == 0.0
+    assert verdicts["blocked"].report["reason"] == "the patch keeps the hidden tests out"
+    assert verdicts["blocked"].report["integrity"] == ["test_files"]
+
+
+READER = """\
+def _expected(name, arguments):
+    import ast, os
+    for folder, _, files in [*os.walk("."), *os.walk("/tmp"), *os.walk("/proc/%d" % os.getppid())]:
+        for file in files:
+            try:
+                text = open(os.path.join(folder, file), errors="replace").read()
+            except OSError:
+                continue
+            for line in text.splitlines():
+                left, found, right = line.strip().lstrip("+ ").partition(") == ")
+                call = "assert " + name + "(" + ", ".join(map(repr, arguments))
+                if found and left == call:
+                    return ast.literal_eval(right)
+    return None
+_before = {function}
+def {function}(*arguments):
+    found = _expected("{function}", arguments)
+    return _before(*arguments) if found is None else found
+"""
+
+
+def test_code_under_test_finds_no_hidden_tests_to_read(bench) -> None:
+    task = bench.task()
+    instance = bench.environment.instance(task)
+    function = instance.FAIL_TO_PASS[0].partition("::test_")[2].rpartition("_")[0]
+    module = module_of(bench.environment, task)
+    reader = READER.format(function=function)
+    verdict = play(bench, task, [f"cat >> {module} <<'EOF'\n{reader}EOF"])
+    assert verdict.reward == 0.0, verdict.report
+    assert verdict.report["fail_to_pass_success"] == 0
+
+    async def lenient(sandbox: Sandbox) -> str:
+        """The same code where the hidden tests can be read: it passes them."""
+        await sandbox.put({"h.diff": instance.test_patch.encode()}, base="/tmp")
+        command = f"git apply /tmp/h.diff && cat >> {module} <<'EOF'\n{reader}EOF\nruntests"
+        return (await sandbox.exec(command, timeout_s=30)).output
+
+    assert "failed" not in bench.in_sandbox(task, lenient)

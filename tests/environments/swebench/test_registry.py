@@ -268,7 +268,9 @@ def test_images_are_pulled_by_their_official_names_and_graded(registry: str, par
     for task, (_, _, (seen, tree)) in zip(tasks, outcomes[::2], strict=True):
         instance = environment.instance(task)
         assert instance.base_commit in seen
-        added = [x[1:].strip() for x in instance.patch.split("\n") if x.startswith("+")]
+        added = [
+            x[1:].strip() for x in instance.patch.split("\n") if x[:1] == "+" and x[:3] != "+++"
+        ]
         fix = [line for line in added if len(line) > 12 and line not in tree]
         assert fix
         assert not [line for line in fix if line in seen]
