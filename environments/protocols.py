@@ -52,11 +52,13 @@ class ExecResult:
 @dataclass(frozen=True)
 class ImageBuild:
     """How a container engine makes an image that it lacks: a tar of a Dockerfile and its context.
-    `base` is the image that the Dockerfile starts from, for the choice of engine."""
+    `base` is the image that the Dockerfile starts from, for the choice of engine; `network` is what
+    its commands have, None the engine's default."""
 
     context: bytes = field(repr=False)
     base: str
     timeout_s: float = 600.0
+    network: Literal["none"] | None = None
 
 
 @dataclass(frozen=True)

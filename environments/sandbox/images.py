@@ -112,6 +112,7 @@ def build_image(image: str, build: ImageBuild, address: str | None = None) -> No
         give_up = time.monotonic() + build.timeout_s
         stream = client.api.build(
             fileobj=io.BytesIO(build.context), custom_context=True, tag=image,
+            network_mode=build.network,
             rm=True, forcerm=True, decode=True, labels={IMAGE_LABEL: "1"},
         )  # fmt: skip
         for said in stream:

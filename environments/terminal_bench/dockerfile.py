@@ -1,8 +1,8 @@
 """The part of the Dockerfile language that needs no engine, for sandboxes without images.
 
 A task whose Dockerfile starts from the mini image and uses FROM, USER, WORKDIR, ENV, COPY of plain
-paths and RUN only can be set up inside a running sandbox: files are put, commands are run, in
-order. Whatever else a Dockerfile says needs a container engine.
+paths and RUN without a network only can be set up inside a running sandbox: files are put, commands
+are run, in order. Whatever else a Dockerfile says needs a container engine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from environments.protocols import InfrastructureError, Sandbox
 from environments.sandbox.images import MINI_IMAGE
 
 _HARMLESS = ("LABEL", "MAINTAINER", "STOPSIGNAL", "EXPOSE", "CMD")
+_FETCHES = re.compile(r"(^|[\s;&|(])(apt|apt-get|apk|dnf|yum|pip3?|npm|curl|wget|git clone)\s")
 _WRITABLE_ROOTS = ("/tmp",)
 AGENT = ("agent", "65532", "agent:agent", "65532:65532")
 
@@ -72,7 +73,7 @@ class Dockerfile:
                 if argument != self.workdir:
                     return line
             elif word == "RUN":
-                if argument.startswith(("[", "--")):
+                if argument.startswith(("[", "--")) or _FETCHES.search(argument):
                     return line
             elif word not in ("ENV", *_HARMLESS):
                 return line

@@ -128,7 +128,9 @@ class TerminalBench:
         file = found.dockerfile
         build = None
         if file is not None:
-            build = ImageBuild(found.context, file.base, settings.build_timeout_s)
+            alone = not file.engine_needed_for(found.contents)
+            limit_s, network = settings.build_timeout_s, "none" if alone else None
+            build = ImageBuild(found.context, file.base, limit_s, network)
         environment = {**({"HOME": "/root"} if root else {}), **settings.environment}
         if file is not None:  # an engine reads ENV itself, a sandbox without images does not
             environment = {**file.environment, **environment}

@@ -60,6 +60,8 @@ def test_no_engine_is_needed(lines: str) -> None:
         (HEAD + "RUN --mount=type=cache true\n", "RUN --mount=type=cache true"),
         ("FROM thundersync/mini:1\nWORKDIR /a\nWORKDIR /app\n", "WORKDIR /a"),
         (HEAD + "SHELL x\n", "SHELL x"),
+        (HEAD + "RUN true && apt-get update\n", "RUN true && apt-get update"),
+        (HEAD + "RUN pip install x\n", "RUN pip install x"),
     ],
 )
 def test_an_engine_is_needed(text: str, words: str) -> None:
