@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from harness.config import Config
 from harness.objectives.estimators import ESTIMATORS
+from harness.objectives.grpo import Grpo
 from harness.protocols import UsageError
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
@@ -86,7 +87,7 @@ def ledger_plan(config: Config) -> LedgerPlan:
         max_open_groups=ledger.max_open_groups,
         gradient_bytes=ITEM_BYTES[config.learner.dtype],
         stored_bytes=ITEM_BYTES[ledger.dtype],
-        always=objective.kl.coefficient > 0.0 or objective.entropy.coefficient > 0.0,
+        always=Grpo(objective, rollout.group_size).regularised,
     )
 
 

@@ -121,6 +121,7 @@ def test_the_plan_follows_the_settings():
     assert ledger_plan(compose([*base, "ledger.form=bucket", "ledger.bucket_cap=4"])).buckets == 4
     loo = [*base, "objective.estimator=leave_one_out_std"]
     assert ledger_plan(compose(loo)).buckets == 6
+    assert ledger_plan(compose([*base, "objective.entropy.coefficient=0.1"])).always
     assert ledger_plan(compose(["schedule=sync"])).open_groups == 0
 
 
