@@ -110,7 +110,7 @@ def sandbox_command(
         command += [*_open_parents(inside), "--ro-bind", outside, inside]
     for name, value in environment.items():
         command += ["--setenv", name, value]
-    server = [f"workdir={spec.workdir}"]
+    server = [f"workdir={_workdir(spec)}"]
     if os.geteuid() == 0:
         server.append(f"become={_USER}")
     if group is not None:  # where the server, as in a container, reads its out-of-memory count
@@ -123,9 +123,13 @@ def sandbox_command(
     return [*command, _interpreter(), "-I", "-S", _SERVER, *server]
 
 
+def _workdir(spec: SandboxSpec) -> str:
+    return spec.workdir or "/tmp"  # no image is here to know better
+
+
 def _scratch(spec: SandboxSpec) -> list[str]:
     size = ["--size", str(spec.scratch_mb << 20), "--perms", "0777", "--tmpfs"]
-    paths = dict.fromkeys(["/tmp", spec.workdir, *spec.scratch_paths])
+    paths = dict.fromkeys(["/tmp", _workdir(spec), *spec.scratch_paths])
     return [word for path in paths for word in (*_open_parents(path), *size, path)]
 
 

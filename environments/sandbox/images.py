@@ -119,7 +119,7 @@ def build_image(image: str, build: ImageBuild, address: str | None = None) -> No
             if "error" in said:
                 raise InfrastructureError("image", f"{image}: {said['error'].strip()[:300]}")
             if time.monotonic() > give_up:
-                limit = f"the build takes longer than {build.timeout_s:.0f} s"
+                limit = f"the build takes longer than {build.timeout_s:g} s"
                 raise InfrastructureError("image", f"{image}: {limit}")
     except (APIError, RequestException) as error:
         raise InfrastructureError("image", f"{image}: {str(error)[:300]}") from error
