@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from environments.protocols import Sandbox, SandboxSpec
 from environments.sandbox.bubblewrap import BubblewrapProvider
-from environments.sandbox.images import MINI_IMAGE
+from environments.sandbox.images import MINI_IMAGE, connect, engine
+from environments.sandbox.options import DEFAULT_OPTIONS, ProviderOptions
 from environments.sandbox.select import open_provider
 
+VOLUME_IMAGE = "thundersync/own-volume:1"
 SPEC = SandboxSpec(image=MINI_IMAGE, memory_mb=256, pids=64, scratch_mb=64)
 
 
@@ -25,12 +34,18 @@ class Backend:
         self.name = name
         self.kind = name.partition("-")[0]
 
-    async def open(self, max_parallel: int = 16, run_id: str = "tests") -> Any:
+    async def open(
+        self,
+        max_parallel: int = 16,
+        run_id: str = "tests",
+        options: ProviderOptions = DEFAULT_OPTIONS,
+    ) -> Any:
         provider = await open_provider(
             self.kind,  # type: ignore[arg-type]
             image=MINI_IMAGE,
             run_id=run_id,
             max_parallel=max_parallel,
+            options=options,
         )
         if self.name.endswith("-watched"):
             assert isinstance(provider, BubblewrapProvider)
@@ -38,8 +53,10 @@ class Backend:
         return provider
 
     @asynccontextmanager
-    async def provider(self, max_parallel: int = 16) -> AsyncIterator[Any]:
-        provider = await self.open(max_parallel)
+    async def provider(
+        self, max_parallel: int = 16, options: ProviderOptions = DEFAULT_OPTIONS
+    ) -> AsyncIterator[Any]:
+        provider = await self.open(max_parallel, options=options)
         try:
             yield provider
         finally:
@@ -77,3 +94,104 @@ def limited_backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture
 def spec() -> SandboxSpec:
     return SPEC
+
+
+class OwnEngine:
+    """A second Docker engine on this machine, which a test may stop and kill: its own socket, data
+    root and containerd."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.address = f"unix://{root}/docker.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [
+            *("dockerd", "-H", self.address, "--pidfile", f"{self.root}/pid", "--bridge=none"),
+            *("--data-root", f"{self.root}/data", "--exec-root", f"{self.root}/exec"),
+            *("--iptables=false", "--ip-forward=false", "--shutdown-timeout=2"),
+            *("--containerd-namespace=own", "--containerd-plugins-namespace=own-plugins"),
+        ]
+        with (self.root / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        give_up = time.monotonic() + 60
+        while True:
+            client, trouble = engine(self.address)
+            if client is not None:
+                client.close()
+                return
+            if time.monotonic() > give_up or self._process.poll() is not None:
+                log_tail = (self.root / "log").read_text()[-3000:]
+                pytest.fail(f"the test's own engine does not start: {trouble}\n{log_tail}")
+            time.sleep(0.2)
+
+    def end(self, number: signal.Signals) -> None:
+        """SIGTERM ends its containers first; SIGKILL leaves them running without an engine."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(60)
+        if number == signal.SIGKILL:  # what a killed one leaves can keep the next from starting
+            self._kill_others("containerd")
+            (self.root / "pid").unlink()
+            shutil.rmtree(self.root / "exec/containerd", ignore_errors=True)
+
+    def revive(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+
+    def counts(self) -> dict[str, int]:
+        """Of everything that a life could leave in this engine."""
+        client = connect(30, self.address)
+        try:
+            return {
+                "containers": len(client.api.containers(all=True)),
+                "volumes": len(client.api.volumes()["Volumes"] or []),
+                "networks": len(client.api.networks()) - 2,  # none and host are the engine's own
+                "folders": sum(1 for _ in (self.root / "data/containers").iterdir()),
+            }
+        finally:
+            client.close()
+
+    def _kill_others(self, name: str) -> None:
+        """Of this engine's processes those of that name, or all."""
+        for entry in Path("/proc").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError, NotADirectoryError):
+                ours = entry.name.isdigit() and str(self.root) in (entry / "cmdline").read_text()
+                if ours and name in ("", (entry / "comm").read_text().strip()):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.end(signal.SIGTERM)
+        self._kill_others("")  # shims of a killed engine
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in reversed(mounts):
+            if mount.startswith(str(self.root)):
+                subprocess.run(["umount", "-l", mount], check=True)
+        shutil.rmtree(self.root)
+
+
+@pytest.fixture(scope="session")
+def own_engine_at_rest() -> Iterator[OwnEngine]:
+    """With the mini image, and one on it that declares a volume."""
+    engine_ = OwnEngine(Path(tempfile.mkdtemp(prefix="thundersync-engine.")))
+    try:
+        engine_.start()
+        images = subprocess.Popen(["docker", "save", MINI_IMAGE], stdout=subprocess.PIPE)
+        into = ["docker", "-H", engine_.address]
+        subprocess.run([*into, "load"], stdin=images.stdout, check=True, capture_output=True)
+        assert images.wait() == 0
+        dockerfile = f"FROM {MINI_IMAGE}\nVOLUME /kept\n".encode()
+        build = [*into, "build", "-t", VOLUME_IMAGE, "-"]
+        subprocess.run(build, input=dockerfile, check=True, capture_output=True)
+        yield engine_
+    finally:
+        engine_.close()
+
+
+@pytest.fixture
+def own_engine(own_engine_at_rest: OwnEngine) -> Iterator[OwnEngine]:
+    yield own_engine_at_rest
+    own_engine_at_rest.revive()
