@@ -56,26 +56,28 @@ class TorchLearnerClient:
     def __init__(
         self, options: dict[str, Any], threads: int, affinity: Sequence[int] | None = None
     ) -> None:
-        placement: Placement = options.get("placement") or Placement()
-        self._placement = placement
+        self._placement: Placement = options.get("placement") or Placement()
         self._behaviour = options["objective"].importance.kind != "none"
+        self._each = threads // self._placement.ranks
         self._rendezvous = Path(options["publish_folder"]) / f".ranks-{uuid.uuid4().hex}"
-        each = threads // placement.ranks
         self._workers = [
             Worker(
                 f"learner/{rank}",
                 self.TARGET,
-                options
-                | {
-                    "threads": each,
-                    "placement": placement.of_rank(rank, str(self._rendezvous)),
-                },
-                threads=each,
-                affinity=None if affinity is None else affinity[rank * each : (rank + 1) * each],
+                self._options_of(rank, options),
+                threads=self._each,
+                affinity=self._cores(rank, affinity),
             )
-            for rank in range(placement.ranks)
+            for rank in range(self._placement.ranks)
         ]
         self._holder: dict[str, int] = {}  # captured trajectory -> the rank whose ledger has it
+
+    def _options_of(self, rank: int, options: dict[str, Any]) -> dict[str, Any]:
+        placement = self._placement.of_rank(rank, str(self._rendezvous))
+        return options | {"threads": self._each, "placement": placement}
+
+    def _cores(self, rank: int, affinity: Sequence[int] | None) -> Sequence[int] | None:
+        return affinity and affinity[rank * self._each : (rank + 1) * self._each]
 
     @property
     def pids(self) -> list[int]:

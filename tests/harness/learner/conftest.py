@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,8 @@ from harness.parts import learner_options
 from harness.protocols import Schedule, StepStats
 from thundersync.recorded import RecordedBatch, RecordedRun
 
-LAYOUTS = {"ddp": ("ddp", False), "sharded": ("ddp", True), "fsdp": ("fsdp", False)}
+_LAYOUTS = {"ddp": ("ddp", False), "sharded": ("ddp", True), "fsdp": ("fsdp", False)}
+_VOCABULARY = 129
 
 
 class ProbedClient(TorchLearnerClient):
@@ -32,6 +34,14 @@ class ProbedClient(TorchLearnerClient):
         self.stats: list[StepStats] = []
         self.before: list[list[dict[str, int]]] = []
         self.stepping: list[list[dict[str, int]]] = []
+
+    async def rebuild(self, options: dict[str, Any]) -> None:
+        """Another learner in the same processes: a process takes seconds to start."""
+        self._placement = options["placement"]
+        self._behaviour = options["objective"].importance.kind != "none"
+        self._rendezvous = Path(options["publish_folder"]) / f".ranks-{uuid.uuid4().hex}"
+        ranks = range(self._placement.ranks)
+        await self._ask("rebuild", {r: (self._options_of(r, options),) for r in ranks})
 
     async def ask(self, verb: str, *arguments: Any) -> list[Any]:
         return await self._all(verb, *arguments)
@@ -55,14 +65,16 @@ class Fleet:
     config: Config
     runner: asyncio.Runner = field(repr=False)
 
+    def wait(self, awaitable: Any) -> Any:
+        return self.runner.run(awaitable)
+
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
-        return self.runner.run(self.client.ask(verb, *arguments))
+        return self.wait(self.client.ask(verb, *arguments))
 
     def play(self, schedule: Schedule, batches: Sequence[RecordedBatch]) -> list[torch.Tensor]:
         """The directions of the updates that the batches make."""
         known = len(self.client.directions)
-        run = RecordedRun(self.client, self.config, batches)
-        self.runner.run(schedule.run(run))
+        self.wait(schedule.run(RecordedRun(self.client, self.config, batches)))
         return self.client.directions[known:]
 
 
@@ -73,7 +85,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=129, hidden_size=48, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=_VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, head_dim=18, intermediate_size=70, tie_word_embeddings=True,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("policy")
@@ -81,25 +93,31 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_config(ranks: int = 1, layout: str = "ddp", dtype: str = "float32") -> Config:
+def _config(ranks: int = 1, layout: str = "ddp", dtype: str = "float32") -> Config:
     """A learning rate of 0: every update is played at the same weights."""
     config = Config()
     config.schedule.release = "reward"
     config.schedule.chunk_tokens = 256
     config.schedule.learning_rate = 0.0
     config.schedule.learner_devices = ranks
+    config.rollout.group_size = 6
     config.learner.dtype = config.ledger.dtype = dtype
     config.learner.ranks = ranks
-    config.learner.parallel, config.ledger.sharded = LAYOUTS[layout]
+    config.learner.parallel, config.ledger.sharded = _LAYOUTS[layout]
     return config
 
 
-StartFleet = Callable[[Config], Fleet]
+@pytest.fixture(scope="session")
+def make_config() -> Callable[..., Config]:
+    return _config
 
 
-@pytest.fixture(scope="module")
-def start_fleet(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartFleet]:
-    """Starts learners; all are ended with the module."""
+Start = Callable[[Config], Fleet]
+
+
+@pytest.fixture(scope="session")
+def start(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts learners of their own processes; all are ended with the session."""
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
         started: list[ProbedClient] = []
@@ -114,3 +132,22 @@ def start_fleet(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield start
         for client in started:
             runner.run(client.close())
+
+
+@pytest.fixture(scope="session")
+def fleet(
+    start: Start, policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Config], Fleet]:
+    """A fresh learner as configured, in processes that are started once per number of ranks."""
+    running: dict[int, Fleet] = {}
+
+    def get(config: Config) -> Fleet:
+        ranks = config.learner.ranks
+        if ranks not in running:
+            running[ranks] = start(_config(ranks))
+        client = running[ranks].client
+        options = learner_options(config, policy, tmp_path_factory.mktemp("weights"))
+        running[ranks].wait(client.rebuild(options))
+        return Fleet(client, config, running[ranks].runner)
+
+    return get

@@ -44,6 +44,12 @@ class ProbedLearner(TorchLearner):
             use_true_norms(model)
         super().__init__(policy=policy, dtype=dtype, adapters=adapters, model=model, **options)
 
+    def rebuild(self, options: dict[str, Any]) -> None:
+        """Another learner; the ranks meet anew."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        type(self).__init__(self, **options)
+
     def direction(self, normaliser: float) -> bytes:
         """The whole update direction, flat, in float64."""
         update = self.update_direction(normaliser)
