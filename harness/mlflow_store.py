@@ -108,6 +108,10 @@ class Store:
 
         self._client.log_batch(run_id, params=[Param(k, v[:6000]) for k, v in params.items()])
 
+    def tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        for key, value in tags.items():
+            self._client.set_tag(run_id, key, value)
+
     def metrics(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
         """Of two values at one step the later one is the latest."""
         from mlflow.entities import Metric

@@ -22,6 +22,7 @@ from harness.protocols import UsageError
 log = logging.getLogger(__name__)
 
 PARENT = "HARNESS_MLFLOW_PARENT"  # a multirun hands its run id to its jobs' processes
+_LATE_TAGS = ("release_chosen", "release_why")  # known at the end
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
@@ -75,7 +76,8 @@ class MlflowTracker:
 
     def close(self, status: str, summary: Mapping[str, Any], folder: Path) -> None:
         final = numbers(summary)
-        self._work.put(("close", status, final, folder))
+        tags = {key: str(summary[key]) for key in _LATE_TAGS if key in summary}
+        self._work.put(("close", status, final, tags, folder))
         self._thread.join()
         if self._error is not None:
             log.error("MLflow did not take everything (%s); the run's folder has it", self._error)
@@ -108,10 +110,17 @@ class MlflowTracker:
                 return
 
     def _end(
-        self, store: Store, run_id: str, status: str, final: Mapping[str, float], folder: Path
+        self,
+        store: Store,
+        run_id: str,
+        status: str,
+        final: Mapping[str, float],
+        tags: Mapping[str, str],
+        folder: Path,
     ) -> None:
         """The run ends with its status even where its last figures or files cannot be stored."""
         try:
+            store.tags(run_id, tags)
             store.metrics(run_id, self._last_step, dict(final))
             store.artifacts(run_id, folder)
         finally:

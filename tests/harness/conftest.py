@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 # Small, and yet whole: real sandboxes, real gradients, a real MLflow store.
+RECORDED = Path(__file__).parents[1] / "thundersync" / "data" / "recorded.jsonl.gz"
 SMALL = ("experiment=smoke", "sandbox=bubblewrap")
 
 
@@ -49,6 +51,23 @@ def run_job(where: Path, *overrides: str, path: Path | None = None) -> Job:
 @pytest.fixture(scope="session", name="run_job")
 def run_job_fixture() -> Callable[..., Job]:
     return run_job
+
+
+@pytest.fixture(scope="session")
+def small_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trajectories.jsonl of one batch: three groups of four, their delays a tenth of what they
+    were."""
+    path = tmp_path_factory.mktemp("recording") / "trajectories.jsonl"
+    with gzip.open(RECORDED, "rt") as file, path.open("w") as out:
+        for line in map(json.loads, file):
+            if line["index"] >= 4:
+                continue
+            line["sandbox_start_s"] *= 0.1
+            line["reward_s"] = line["finished_s"] + 0.1 * (line["reward_s"] - line["finished_s"])
+            for turn in line["turns"]:
+                turn["exec_s"] *= 0.1
+            out.write(json.dumps(line) + "\n")
+    return path
 
 
 @pytest.fixture(scope="session")

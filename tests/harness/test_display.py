@@ -57,9 +57,11 @@ def test_the_closing_table_fits_eighty_columns_and_says_before_and_after() -> No
         "final": 0.5, "final_standard_error": 0.0625, "tasks": 64,
     }  # fmt: skip
     summary["infrastructure_errors"] = {"start": 2}
+    summary |= {"overlap_efficiency": 0.914, "release_updates": {"group": 1, "submit": 19}}
     stream = _ascii_stream()
     print_closing_table(summary, Path("outputs/summary.json"), stream)
     text = _written(stream)
     assert "25.0% +- 5.4% before -> 50.0% +- 6.2% after" in text
     assert "start 2" in text
+    assert "efficiency 0.91, played at group x1, submit x19" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import math
 import sys
@@ -15,31 +14,14 @@ from harness import paired
 from harness.paired import Variant, describe, parse, play, ratio_interval, report, table
 from harness.protocols import UsageError
 
-RECORDED = Path(__file__).parents[1] / "thundersync" / "data" / "recorded.jsonl.gz"
 UPDATES = 2
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three groups of four, their delays a tenth of what they were."""
-    path = tmp_path_factory.mktemp("recording") / "trajectories.jsonl"
-    with gzip.open(RECORDED, "rt") as file, path.open("w") as out:
-        for line in map(json.loads, file):
-            if line["index"] >= 4:
-                continue
-            line["sandbox_start_s"] *= 0.1
-            line["reward_s"] = line["finished_s"] + 0.1 * (line["reward_s"] - line["finished_s"])
-            for turn in line["turns"]:
-                turn["exec_s"] *= 0.1
-            out.write(json.dumps(line) + "\n")
-    return path
-
-
-@pytest.fixture(scope="module")
-def played(recording: Path) -> dict[str, Variant]:
+def played(small_recording: Path) -> dict[str, Variant]:
     configs, updates, workload = parse(
         [
-            f"replay={recording}", f"updates={UPDATES}", "rollout.group_size=4",
+            f"replay={small_recording}", f"updates={UPDATES}", "rollout.group_size=4",
             "a=schedule=sync", "b=schedule=stream,schedule.release=reward",
             "c=schedule=stream,schedule.release=auto",
         ]
@@ -129,8 +111,8 @@ def test_the_interval_by_hand():
     assert found["low_95"] == pytest.approx(2 / math.exp(1.27062), rel=1e-5)
 
 
-def test_sync_against_stream_is_what_nobody_asked_otherwise(recording):
-    configs, updates, workload = parse([f"replay={recording}"])
+def test_sync_against_stream_is_what_nobody_asked_otherwise(small_recording):
+    configs, updates, workload = parse([f"replay={small_recording}"])
     assert [(k, c.schedule.name) for k, c in configs.items()] == [("a", "sync"), ("b", "stream")]
     assert (updates, workload) == (24, "recorded")
     assert all(c.cluster.pin_cores for c in configs.values())
@@ -147,9 +129,9 @@ def test_sync_against_stream_is_what_nobody_asked_otherwise(recording):
         (["replay=nowhere.jsonl"], "replay=nowhere.jsonl: no such file"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_line(recording, arguments, message, capsys,
+def test_what_cannot_be_compared_is_refused_in_one_line(small_recording, arguments, message, capsys,
                                                         monkeypatch):  # fmt: skip
-    given = [f"replay={recording}", *arguments]
+    given = [f"replay={small_recording}", *arguments]
     if arguments[0].startswith("replay"):
         given = arguments
     with pytest.raises(UsageError) as raised:

@@ -48,6 +48,7 @@ def test_the_last_figures_are_the_summary_s(uri: str, tmp_path: Path) -> None:
         tracker.update(step, {"idle/learner": 0.9, "time/per_update_s": step, "note": "text"})
     summary = blank_summary(config) | {"status": "finished", "updates": 3}
     summary["idle"]["learner"] = 0.25  # below what the updates said: the last value must win
+    summary["release_chosen"] = "submit"
     Records(tmp_path).summary(summary)
     tracker.close("finished", summary, tmp_path)
     run = _runs(uri)["one"]
@@ -57,6 +58,7 @@ def test_the_last_figures_are_the_summary_s(uri: str, tmp_path: Path) -> None:
     assert run.data.params["rollout.group_size"] == "8"
     assert run.data.tags["schedule"] == "stream"
     assert run.data.tags["status"] == "finished"
+    assert run.data.tags["release_chosen"] == "submit"
     client = MlflowClient(uri)
     history = client.get_metric_history(run.info.run_id, "time/per_update_s")
     assert [(m.step, m.value) for m in history] == [(1, 1), (2, 2), (3, 3)]

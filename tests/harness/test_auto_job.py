@@ -1,0 +1,42 @@
+"""A main job under `release=auto`: what it chose, why, and how much of the overlap it had."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from harness.overlap import run_efficiency
+from harness.records import SCHEMA_PATH
+
+
+def test_every_decision_is_written_down(run_job, small_recording: Path, tmp_path: Path):
+    job = run_job(
+        tmp_path, f"replay={small_recording}", "schedule=stream", "schedule.release=auto",
+        "rollout.group_size=4", "budget.limit=3",
+    )  # fmt: skip
+    summary = job.summary
+    jsonschema.validate(summary, json.loads(SCHEMA_PATH.read_text()))
+    with (job.folder / "updates.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["release"] == "group"
+    assert rows[0]["release_why"].startswith("release=group to start with")
+    for row in rows[1:]:
+        assert row["release_why"].startswith(f"release={row['release']}: predicted seconds")
+    for number, row in enumerate(rows, start=1):
+        assert f"update {number}: {row['release_why']}" in job.stderr
+        last_s, star_s, sync_s, took_s = (
+            float(row[c]) for c in ("rollout_s", "t_star_s", "t_sync_s", "t_s")
+        )
+        assert last_s <= star_s <= sync_s
+        assert last_s <= took_s <= float(row["per_update_s"])
+    assert summary["release"] == "auto"
+    assert summary["release_chosen"] == rows[-1]["release"]
+    assert summary["release_why"] == rows[-1]["release_why"]
+    assert sum(summary["release_updates"].values()) == 3
+    numbers = [{c: float(row[c]) for c in ("t_star_s", "t_sync_s", "t_s")} for row in rows]
+    expected = run_efficiency(numbers)
+    assert summary["overlap_efficiency"] == (expected and pytest.approx(expected))
