@@ -18,6 +18,7 @@ from harness.learner.placement import Placement
 from harness.memory import ledger_plan
 from harness.objectives.estimators import ESTIMATORS
 from harness.policy import lora
+from harness.prompts import check_prompts
 from harness.protocols import Environment, Learner, SandboxProvider, Task, Trajectory
 from harness.rollout import Penalty, Rollouts
 
@@ -87,6 +88,11 @@ async def open_parts(
 
             folder = resolve(config.policy.path or config.policy.name)
             chat = ChatTokens(folder)
+            if config.replay is None:
+                splits = (
+                    {config.env.split, config.env.eval_split} if weights else {config.env.split}
+                )
+                check_prompts(environment, sorted(splits), chat, config.rollout, say)
             engine_cores, learner_cores = cores(config)
             engine = TorchEngineClient(
                 folder,

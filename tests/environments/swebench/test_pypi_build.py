@@ -128,3 +128,25 @@ def test_the_agent_gets_the_issue_and_one_clean_commit_without_the_hidden_tests(
         assert git("status", "--porcelain") == ""
         for patch in (instance.patch, instance.test_patch):
             git("apply", "--check", "-", text=patch)
+
+
+@pytest.mark.slow
+def test_the_main_job_trains_on_it_from_beginning_to_end(data_dir: Path, tmp_path: Path) -> None:
+    """The tiny policy solves none of these: what is shown is the path, with turns and an update."""
+    command = [
+        *(sys.executable, "-m", "harness.run", "schedule=stream", "env=swebench"),
+        *("env.dataset=pypi", f"env.data_dir={data_dir}", "env.agent_prompt=short"),
+        *("rollout.max_context_tokens=1024", "rollout.groups_per_batch=4", "rollout.group_size=2"),
+        *("budget.limit=1", "evaluation.samples_per_task=1", "sandbox=bubblewrap"),
+        *("tracking=none", f"hydra.run.dir={tmp_path}"),
+    ]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["dataset"], summary["updates"]) == ("finished", "pypi", 1)
+    assert (summary["trajectories"], summary["trajectories_lost"]) == (8, 0)
+    assert summary["sandboxes"]["leaked"] == 0
+    lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()
+    turns = [len(json.loads(line)["turns"]) for line in lines]
+    assert sum(turns) >= 6  # all but those of the task whose issue alone fills the context
+    assert "leaves no turn in 1 of the 4 tasks of pypi/train" in outcome.stderr

@@ -39,21 +39,20 @@ COLUMNS = (
     *("environment_setup_commit", "difficulty"),
     *("image", "eval_script", "log_parser", "eval_type"),  # swebench 5's own
 )
-# Commits, a tag, a stash, reflogs and dangling objects that hold the fix, packed and loose.
 DOCKERFILE = """\
 FROM thundersync/mini:1
 LABEL thundersync.scratch=""
 ADD repository.tar /testbed/
 ADD tools.tar /opt/tools/
 ENV PYTHONPATH=/opt/tools
-COPY gold.patch /gold.patch
-RUN cd /testbed && chown -R 0:0 . && git config user.email a@b && git config user.name a \\
- && git checkout -q -b future && git apply /gold.patch && git commit -qam "the fix" \\
- && git tag fixed && git update-ref refs/remotes/origin/main HEAD && git gc -q \\
- && git checkout -q main && git apply /gold.patch && git stash -q \\
- && git checkout -q --detach && git apply /gold.patch && git commit -qam "dangling fix" \\
- && git checkout -q main && git branch -q -D future && echo "made" > build-info.txt \\
- && rm /gold.patch
+"""
+# Commits, a tag, a stash, reflogs and dangling objects that hold the fix, packed and loose.
+FUTURE = """\
+git checkout -q -b future && git apply "$1" && git commit -qam "the fix"
+git tag fixed && git update-ref refs/remotes/origin/main HEAD && git gc -q
+git checkout -q main && git apply "$1" && git stash -q
+git checkout -q --detach && git apply "$1" && git commit -qam "dangling fix"
+git checkout -q main && git branch -q -D future && echo "made" > build-info.txt
 """
 
 
@@ -96,6 +95,11 @@ def pypi_instances(data_dir: Path) -> tuple[list[Instance], Folder]:
     return [i for i in every if i.repo.removeprefix("pypi/") in PROJECTS], folder
 
 
+def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    return member
+
+
 def write_task_repository(path: Path, instances: list[Instance], folder: Folder) -> Path:
     """swebench 5's layout, with what the Dockerfiles need beside them."""
     (path / "tasks").mkdir(parents=True)
@@ -115,10 +119,17 @@ def write_task_repository(path: Path, instances: list[Instance], folder: Folder)
         ):  # fmt: skip
             (task / name).write_text(row[column], newline="")
         (task / "Dockerfile").write_text(DOCKERFILE)
-        repository = folder.repository(instance.instance_id)
-        (task / "repository.tar").write_bytes(repository.read_bytes())
-        with tarfile.open(task / "tools.tar", "w") as tar:
-            tar.add(folder.tools, ".")
+        with tarfile.open(folder.repository(instance.instance_id)) as tar:
+            tar.extractall(task / "repository", filter="data")
+        git = ["-c", "user.name=a", "-c", "user.email=b", "-c", "safe.directory=*"]
+        script = FUTURE.replace("git ", f"git {' '.join(git)} ")
+        subprocess.run(
+            ["bash", "-ec", script, "future", str(task / "gold.patch")],
+            cwd=task / "repository", check=True, capture_output=True,
+        )  # fmt: skip
+        for name, tree in (("repository", task / "repository"), ("tools", folder.tools)):
+            with tarfile.open(task / f"{name}.tar", "w") as tar:
+                tar.add(tree, ".", filter=_as_root)
     return path
 
 
