@@ -39,23 +39,33 @@ done"""
 
 
 class _Zero(Exception):
-    """The agent's own doing: reward 0 for this reason. `integrity` where it touched the tests."""
+    """The agent's own doing: reward 0 for this reason. `integrity` is the kind of what it did to
+    its judgement, `failure` that of its own failure, where it was one."""
 
-    def __init__(self, reason: str, *, integrity: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, integrity: str | None = None, failure: str | None = None
+    ) -> None:
         super().__init__(reason)
         self.integrity = integrity
+        self.failure = failure
 
 
 async def verify(task: TaskFolder, sandbox: Sandbox, *, keep_processes: bool) -> Verdict:
-    """Reward as the tests wrote it, with a report: {"reason", "exit_code", "output", "metrics"} and
-    "integrity" where something was planted or forged. May be run again on the same sandbox."""
+    """Reward as the tests wrote it, with a report: {"reason", "exit_code", "output", "metrics"}.
+
+    "integrity" lists what the agent tried on its judgement, where that was seen, by kind, and
+    "planted" the names found; "failure" says that it ran out of memory. May be run again on the
+    same sandbox.
+    """
     report: dict[str, Any] = {"reason": "judged"}
     try:
         reward = await _judge(task, sandbox, report, keep_processes=keep_processes)
     except _Zero as zero:
         report["reason"] = str(zero)
-        if zero.integrity:
-            report.setdefault("integrity", []).append(str(zero))
+        if zero.integrity is not None:
+            report["integrity"] = sorted({*report.get("integrity", ()), zero.integrity})
+        if zero.failure is not None:
+            report["failure"] = zero.failure
         return Verdict(0.0, report)
     return Verdict(reward, report)
 
@@ -82,12 +92,12 @@ async def _judge(
             "verifier_timeout", f"{task.name}: tests/test.sh runs longer than {limit}"
         )
     if result.killed or result.exit_code is None:
-        memory = result.out_of_memory
-        reason = "out of memory during the tests" if memory else "the tests were killed"
-        raise _Zero(reason, integrity=not memory)
+        if result.out_of_memory:
+            raise _Zero("out of memory during the tests", failure="agent_out_of_memory")
+        raise _Zero("the tests were killed", integrity="killed_tests")
     await sandbox.end_processes()  # nothing may write the reward any more
     if await _changed_tests(task, sandbox):
-        raise _Zero("the tests were changed while they ran", integrity=True)
+        raise _Zero("the tests were changed while they ran", integrity="changed_tests")
     return await _reward(task, sandbox, result, report)
 
 
@@ -105,18 +115,19 @@ def _alive(result: ExecResult) -> None:
     if result.exit_code == 0:
         return
     if result.out_of_memory:
-        raise _Zero("the agent's machine ran out of memory")
+        raise _Zero("the agent's machine ran out of memory", failure="agent_out_of_memory")
     raise _Zero("the agent left its machine unusable")
 
 
 async def _clear(sandbox: Sandbox, report: dict[str, Any]) -> None:
     result = await sandbox.exec(_CLEAR, timeout_s=_STEP_S, max_output_bytes=4096)
-    planted = result.output.split("\n")[:5]
-    found = [f"planted {name[:80]}" for name in planted if name.startswith(("/tests/", "/logs/"))]
+    found = [line[:80] for line in result.output.split("\n") if line.startswith((TESTS, LOGS))]
     if found:
-        report["integrity"] = found
+        tests = {"planted_tests" for name in found if name.startswith(TESTS)}
+        rewards = {"planted_reward" for name in found if name.startswith(LOGS)}
+        report["planted"], report["integrity"] = found[:5], sorted(tests | rewards)
     if result.exit_code != 0:
-        raise _Zero(f"{TESTS} and {LOGS} cannot be cleared", integrity=True)
+        raise _Zero(f"{TESTS} and {LOGS} cannot be cleared", integrity="locked_folders")
 
 
 async def _put_tests(task: TaskFolder, sandbox: Sandbox) -> None:
@@ -146,7 +157,7 @@ async def _reward(
     names = dict(zip(("reward.json", "reward.txt"), kinds.output.split(), strict=True))
     for name, kind in names.items():
         if kind in ("link", "other"):  # both were cleared, and the tests write files
-            raise _Zero(f"{name} is not a regular file", integrity=True)
+            raise _Zero(f"{name} is not a regular file", integrity="forged_reward")
     files = {n: await _content(sandbox, n) for n, kind in names.items() if kind == "file"}
     reward, metrics = _parse(task, files, result)
     if metrics:
@@ -158,7 +169,8 @@ async def _content(sandbox: Sandbox, name: str) -> bytes:
     try:
         return (await sandbox.get(f"{LOGS}/{name}"))[:MAX_BYTES]
     except OSError as error:
-        raise _Zero(f"{name} cannot be read: {error.strerror}", integrity=True) from error
+        reason = f"{name} cannot be read: {error.strerror}"
+        raise _Zero(reason, integrity="forged_reward") from error
 
 
 def _parse(

@@ -152,7 +152,7 @@ def test_a_root_task_acts_and_is_judged_as_root(docker_bench, make_task) -> None
     ]
     verdict = docker_bench.judge(path, commands)
     assert verdict.reward == 1.0, verdict.report
-    assert verdict.report["integrity"] == ["planted /logs/verifier/reward.txt"]
+    assert verdict.report["planted"] == ["/logs/verifier/reward.txt"]
 
 
 @pytest.mark.docker

@@ -9,6 +9,7 @@ import pytest
 
 from environments.protocols import InfrastructureError
 from environments.terminal_bench.config import TerminalBenchConfig
+from environments.terminal_bench.dataset import MINI_TASKS
 
 SOLVED = "echo 42 > answer"
 FORGE = "echo 1 > /logs/verifier/reward.txt"
@@ -51,7 +52,9 @@ def test_what_was_planted_is_gone_and_recorded(bench, make_task, name: str) -> N
     honest = bench.judge(path, [SOLVED, PLANTED[name]])
     assert (forged.reward, honest.reward) == (0.0, 1.0)
     for verdict in (forged, honest):
-        assert verdict.report["integrity"][0].startswith("planted /")
+        where = "tests" if name in ("tests", "test folder", "link to elsewhere") else "reward"
+        assert f"planted_{where}" in verdict.report["integrity"]
+        assert verdict.report["planted"][0].startswith(("/tests/", "/logs/verifier/"))
 
 
 # Processes that outlive the agent: ended before the tests come.
@@ -103,14 +106,14 @@ def test_a_program_that_the_tests_run_gets_no_reward(bench, make_task, name: str
 def test_killed_tests_are_a_zero_and_recorded(bench, make_task, text: str) -> None:
     verdict = bench.judge(make_task(), [SOLVED, program(text)])
     assert verdict.reward == 0.0
-    assert verdict.report["integrity"] == ["the tests were killed"]
+    assert verdict.report["integrity"] == ["killed_tests"]
 
 
 def test_tests_edited_while_they_run_are_a_zero_and_recorded(bench, make_task) -> None:
     edit = "printf 'echo 1 > /logs/verifier/reward.txt\\nexit 0\\n' > /tests/test.sh"
     verdict = bench.judge(make_task(), [program(edit)])
     assert verdict.reward == 0.0
-    assert verdict.report["integrity"] == ["the tests were changed while they ran"]
+    assert verdict.report["integrity"] == ["changed_tests"]
 
 
 def test_a_reward_that_is_no_regular_file_is_a_zero_and_recorded(bench, make_task) -> None:
@@ -118,7 +121,7 @@ def test_a_reward_that_is_no_regular_file_is_a_zero_and_recorded(bench, make_tas
         test = f"#!/bin/bash\necho 1 > /app/mine\n{command} /logs/verifier/reward.txt\n"
         verdict = bench.judge(make_task(test=test), [SOLVED])
         assert verdict.reward == 0.0, command
-        assert verdict.report["integrity"] == ["reward.txt is not a regular file"]
+        assert verdict.report["integrity"] == ["forged_reward"]
 
 
 @pytest.mark.docker
@@ -216,3 +219,34 @@ def test_processes_stay_where_a_data_set_needs_them(bench, make_task) -> None:
     assert bench.judge(path, [serve, wait]).reward == 0.0
     forge = f"setsid bash -c 'sleep 1; {FORGE}' >/dev/null 2>&1 &"
     assert bench.judge(make_task("other"), [forge], kept).reward == 0.0
+
+
+# Where programs look for settings, start-up code and modules before they look into the system.
+START_UP = """\
+mkdir -p bin ~/.local/bin ~/.config/git $(python3 -m site --user-site)
+evil='import os; open("/logs/verifier/reward.txt", "w").write("1"); os._exit(0)'
+for name in usercustomize sitecustomize json unittest sqlite3; do
+  echo "$evil" | tee $name.py ~/$name.py > $(python3 -m site --user-site)/$name.py
+done
+echo "$evil" > $(python3 -m site --user-site)/x.pth
+printf '#!/bin/sh\\nexit 0\\n' | tee bin/python3 ~/.local/bin/python3 > python3
+chmod +x bin/python3 ~/.local/bin/python3 python3
+echo 'echo 1 > /logs/verifier/reward.txt; exit 0' | tee ~/.bashrc ~/.bash_profile > ~/.profile
+export BASH_ENV=~/.bashrc PATH=/app/bin:$PATH PYTHONPATH=/app PYTHONSTARTUP=/app/json.py
+python3() { exit 0; }; export -f python3; alias cd=true
+hash -p /app/bin/python3 python3
+"""
+
+
+@pytest.mark.parametrize("name", ["eval/sales-report", "eval/orders-db", "train/fix-head-cards"])
+def test_start_up_code_and_shadows_do_not_reach_the_bundled_tests(bench, name: str) -> None:
+    path = MINI_TASKS / name
+    environment, task = bench.environment_of(path)
+    assert bench.judge(path, [START_UP]).reward == 0.0
+    assert bench.judge(path, [*environment.oracle_commands(task), START_UP]).reward == 1.0
+
+
+def test_system_programs_cannot_be_replaced(bench, make_task) -> None:
+    replace = "for p in /bin/bash /usr/bin/bash /usr/bin/find /bin/cat; do echo x > $p; done"
+    root = "rm -rf /bin /usr /etc /run/python; mv /tests /x; umount /tests; mount -t tmpfs x /tests"
+    assert bench.judge(make_task(), [SOLVED, replace, root]).reward == 1.0
