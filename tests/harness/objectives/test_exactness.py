@@ -33,7 +33,7 @@ def values_in_the_table() -> dict[str, set[Any]]:
 
 
 def test_the_table_names_every_value_that_is_accepted():
-    accepted = {
+    accepted: dict[str, set[Any]] = {
         key: set(choices)
         for key, choices in validation.CHOICES.items()
         if key.startswith("objective.") and key != "objective.name"
