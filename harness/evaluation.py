@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from environments.protocols import InfrastructureKind
 from harness.protocols import (
     Clock,
+    Environment,
     Event,
     InfrastructureError,
     Task,
     Trajectory,
     TrajectoryLost,
+    UsageError,
 )
 from harness.rollout import Rollouts, derive_seed
 
@@ -30,6 +32,18 @@ class Evaluation:
     tasks: int
     samples_per_task: int
     lost: int
+
+
+def check_held_out(environment: Environment, split: str, eval_split: str) -> None:
+    """Raises UsageError where the two splits, whatever they are called, share a task."""
+    held_out = {task.task_id for task in environment.tasks(eval_split)}
+    shared = [task.task_id for task in environment.tasks(split) if task.task_id in held_out]
+    if shared:
+        raise UsageError(
+            f"env.split={split}: {len(shared)} of its tasks, such as {shared[0]}, are in "
+            f"env.eval_split={eval_split} too, and training would see held-out tasks; of "
+            f"{environment.dataset}, take train and eval"
+        )
 
 
 async def evaluate(

@@ -20,7 +20,7 @@ from harness.budget import Budget, BudgetEnded
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.display import Display
-from harness.evaluation import Evaluation, evaluate
+from harness.evaluation import Evaluation, check_held_out, evaluate
 from harness.interrupt import Interrupted, run_async
 from harness.learner.log import LoggedLearner
 from harness.manifest import manifest
@@ -79,6 +79,8 @@ class Experiment:
             config, self._run_id(), weights, say=display.note, tracker_ready=self.tracker.ready
         ) as parts:
             self.provider = parts.provider
+            if config.replay is None:
+                check_held_out(parts.environment, config.env.split, config.env.eval_split)
             self.records.manifest(manifest(config, **self._facts(parts)))
             self.setup_s = time.monotonic() - self._began_s
             if config.evaluation.initial and config.replay is None:

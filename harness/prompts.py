@@ -26,9 +26,10 @@ def check_prompts(
         if not over:
             continue
         name = min(over, key=lambda task: over[task])
+        where = f"{environment.dataset}/{split}"
         line = (
             f"rollout.max_context_tokens={limits.max_context_tokens}: leaves no turn in "
-            f"{len(over)} of the {len(tokens)} tasks of {environment.dataset}/{split}; the shortest "
+            f"{len(over)} of the {len(tokens)} tasks of {where}; the shortest "
             f"of their first messages, of {name}, has {over[name]} tokens"
         )
         if len(over) == len(tokens):

@@ -1,11 +1,18 @@
-"""A first message that leaves the policy no turn is said before anything is spent on it."""
+"""Tasks that cannot be trained on are said before anything is spent on them: first messages that
+leave no turn, and tasks that are held out under another split's name."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from environments.swebench.config import SweBenchConfig
 from environments.swebench.environment import SweBench
+from environments.swebench.mini.dataset import MiniSource
 from harness.config import RolloutConfig
+from harness.evaluation import check_held_out
 from harness.policy.load import resolve
 from harness.policy.tokenizer import ChatTokens
 from harness.prompts import check_prompts
@@ -42,3 +49,13 @@ def test_those_that_do_not_fit_are_counted(chat: ChatTokens) -> None:
 def test_a_context_that_takes_none_is_refused(chat: ChatTokens) -> None:
     with pytest.raises(UsageError, match=r"rollout.max_context_tokens=16: leaves no turn in 96 of"):
         said(chat, 16)
+
+
+def test_a_task_is_not_trained_on_and_held_out_at_once(tmp_path: Path) -> None:
+    records = [instance.record() for instance in MiniSource().instances("eval")[:10]]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(r | {"split": "test"}) + "\n" for r in records))
+    environment = SweBench(SweBenchConfig(dataset=str(path)))
+    check_held_out(environment, "train", "eval")
+    with pytest.raises(UsageError, match=r"env.split=test: 2 of its tasks, .* env.eval_split=eval"):
+        check_held_out(environment, "test", "eval")

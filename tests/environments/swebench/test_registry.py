@@ -48,10 +48,10 @@ ENV PYTHONPATH=/opt/tools
 """
 # Commits, a tag, a stash, reflogs and dangling objects that hold the fix, packed and loose.
 FUTURE = """\
-git checkout -q -b future && git apply "$1" && git commit -qam "the fix"
+git checkout -q -b future && git apply "$1" && git commit -qam "commit of tomorrow"
 git tag fixed && git update-ref refs/remotes/origin/main HEAD && git gc -q
 git checkout -q main && git apply "$1" && git stash -q
-git checkout -q --detach && git apply "$1" && git commit -qam "dangling fix"
+git checkout -q --detach && git apply "$1" && git commit -qam "commit of tomorrow"
 git checkout -q main && git branch -q -D future && echo "made" > build-info.txt
 """
 
@@ -285,7 +285,7 @@ def test_images_are_pulled_by_their_official_names_and_graded(registry: str, par
         fix = [line for line in added if len(line) > 12 and line not in tree]
         assert fix
         assert not [line for line in fix if line in seen]
-        for trace in ("the fix", "dangling", "refs/tags/", "refs/stash", "refs/rem", "ORIG_HEAD"):
+        for trace in ("of tomorrow", "refs/tags/", "refs/stash", "refs/rem", "ORIG_HEAD"):
             assert trace not in seen, trace
 
 
