@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from harness.agents import Chat
 from harness.config import RolloutConfig
 from harness.protocols import Environment, UsageError
+
+
+class Opening(Protocol):
+    """What is needed of a policy's chat template."""
+
+    def first(self, message: str) -> list[int]: ...
 
 
 def check_prompts(
     environment: Environment,
     splits: Iterable[str],
-    chat: Chat,
+    chat: Opening,
     limits: RolloutConfig,
     say: Callable[[str], None],
 ) -> None:
