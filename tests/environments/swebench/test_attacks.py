@@ -229,3 +229,21 @@ def test_code_under_test_finds_no_hidden_tests_to_read(bench) -> None:
         return (await sandbox.exec(command, timeout_s=30)).output
 
     assert "failed" not in bench.in_sandbox(task, lenient)
+
+
+LOOKER = """\
+import os
+for _name in ("mem", "fd/1", "environ", "maps"):
+    try:
+        open("/proc/%d/%s" % (os.getppid(), _name), "rb").read(1)
+    except OSError:
+        continue
+    raise SystemExit("the runner can be looked into")
+"""
+
+
+def test_code_under_test_cannot_look_into_the_process_that_judges_it(bench) -> None:
+    task = bench.task()
+    module = module_of(bench.environment, task)
+    looker = f"cat >> {module} <<'EOF'\n{LOOKER}EOF"
+    assert play(bench, task, [*bench.environment.oracle_commands(task), looker]).reward == 1.0

@@ -43,9 +43,12 @@ def test_true_is_one():
 """
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str]:
+def run(folder: Path, *arguments: str, forget: bool = False) -> tuple[int, str]:
     command = [sys.executable, "-ISB", str(RUNNER), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "FORGET_TESTS": "1"} if forget else None
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -222,6 +225,41 @@ def test_code_under_test_cannot_reach_the_expected_value(tmp_path: Path) -> None
     assert code == 1
     assert outcomes == {"tests/test_core.py::test_f_0": "FAILED"}
     assert judge(tmp_path, LOOK.replace("return x", "return 'wanted: 7'"), tests)[0] == 0
+
+
+READ = """\
+import os
+
+
+def f(x):
+    try:
+        with open("tests/test_core.py") as file:
+            return int(file.read().rpartition(" == ")[2])
+    except OSError:
+        return "TESTS" if "FORGET_TESTS" in os.environ else 0
+"""
+
+
+def test_a_verifiers_runner_removes_the_tests_that_it_has_read(tmp_path: Path) -> None:
+    write(tmp_path, {"shop/core.py": READ, "tests/test_core.py": TEST})
+    assert run(tmp_path, "-rA")[0] == 0  # the code reads what it must return
+    code, log = run(tmp_path, "-rA", forget=True)
+    assert (code, list((tmp_path / "tests").iterdir())) == (1, [])
+    assert log.startswith("FAILED tests/test_core.py::test_f_0 - assert 0 == 2\n")
+    write(tmp_path, {"shop/core.py": "def f(x):\n    return x + 1\n", "tests/test_core.py": TEST})
+    assert run(tmp_path, forget=True) == (0, "1 passed\n")
+
+
+def test_code_that_stops_its_clock_ends_all_the_same(tmp_path: Path) -> None:
+    source = (
+        "import signal\nimport time\n\ntime.time = time.monotonic = lambda: 0.0\n"
+        "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n\n\n"
+        "def f(x):\n    while True:\n        pass\n"
+    )
+    started = time.monotonic()
+    code, outcomes = judge(tmp_path, source)
+    assert (code, outcomes) == (1, {"tests/test_core.py::test_f_0": "FAILED"})
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
