@@ -12,6 +12,13 @@ from environments.terminal_bench.config import TerminalBenchConfig
 from environments.terminal_bench.dataset import MINI_TASKS
 
 SOLVED = "echo 42 > answer"
+# Tests that end nothing themselves, and give a writer its time.
+LENIENT = """\
+#!/bin/bash
+if [ "$(cat /app/answer 2>/dev/null)" = 42 ]; then reward=1; else reward=0; fi
+echo "$reward" >/logs/verifier/reward.txt
+sleep 0.1
+"""
 FORGE = "echo 1 > /logs/verifier/reward.txt"
 
 
@@ -62,13 +69,14 @@ WRITERS = {
     "plain": f"while :; do {FORGE}; done",
     "deaf": f"trap '' TERM HUP INT; while :; do {FORGE}; sleep 0.001; done",
     "forking": f"f() {{ {FORGE}; sleep 0.01; f & }}; f",
-    "of the tests": "while :; do echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; done",
+    "of zeros": "while :; do echo 0 > /logs/verifier/reward.txt; done",
+    "of the tests": f"while :; do echo '{FORGE}; exit' > /tests/test.sh; done",
 }
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_background_writer_is_ended_first(bench, make_task, name: str) -> None:
-    path = make_task()
+    path = make_task(test=LENIENT)
     writer = f"setsid nohup bash -c {shlex.quote(WRITERS[name])} >/dev/null 2>&1 &"
     assert bench.judge(path, [writer, "sleep 0.2"]).reward == 0.0
     assert bench.judge(path, [SOLVED, writer, "sleep 0.2"]).reward == 1.0
