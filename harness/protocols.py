@@ -235,8 +235,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class StepStats:
-    """One optimizer step. `gradient_norm` is before clipping, after the normaliser. One ledger
-    buffer takes `buffer_bytes`; `free_bytes` were left where ledgers lie (None: not known)."""
+    """One optimizer step. `gradient_norm` is before clipping, after the normaliser. The peaks are
+    the largest of a rank. One ledger buffer takes `buffer_bytes` at most, over all ranks;
+    `free_bytes` were left where ledgers lie (None: not known)."""
 
     version: int
     gradient_norm: float

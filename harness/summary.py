@@ -149,6 +149,7 @@ def _add_training(
         summary["overlap_efficiency"] = run_efficiency(rows)
         summary["ledger"] = {
             "form": config.ledger.form,
+            "ranks": config.learner.ranks,
             "buffers_peak": max((row["ledger_buffers_peak"] for row in rows), default=0),
             "bytes_peak": max((row["ledger_bytes_peak"] for row in rows), default=0),
         }

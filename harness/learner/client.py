@@ -195,6 +195,7 @@ class TorchLearnerClient:
             stats[0],
             ledger_buffers_peak=max(s.ledger_buffers_peak for s in stats),
             ledger_bytes_peak=max(s.ledger_bytes_peak for s in stats),
+            buffer_bytes=sum(s.buffer_bytes or 0 for s in stats),
         )
 
     async def parity_begin(self, normaliser: float) -> None:

@@ -1,0 +1,298 @@
+"""Several learner processes make the update that one makes (math.md sections 2, 3 and 6)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from baselines.sync import Sync
+from harness.config import Config
+from harness.learner.torch_learner import TorchLearner
+from harness.parity import GRADIENT_FACTOR
+from harness.parts import learner_options
+from harness.policy.load import load_for_training
+from harness.protocols import Group
+from thundersync.check import FLOAT64_LIMIT, relative_error
+from thundersync.recorded import InlineLearner, RecordedBatch, permuted_packing, play
+from thundersync.stream import Stream
+from thundersync.synthetic import arrival, synthetic_groups
+from thundersync.true_norms import use_true_norms
+
+LAYOUTS = ["ddp", "sharded", "fsdp"]
+REWARDS = (0.0, 1.0, 0.25)
+RANKS = [2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    return synthetic_groups(1, 128, REWARDS)
+
+
+@pytest.fixture(scope="module")
+def one_rank(policy, tmp_path_factory):
+    """A learner in this process, as configured but for the ranks."""
+
+    def make(config: Config) -> TorchLearner:
+        config.learner.ranks, config.learner.parallel, config.ledger.sharded = 1, "ddp", False
+        options = learner_options(config, policy, tmp_path_factory.mktemp("weights"))
+        if config.learner.dtype == "float32":
+            return TorchLearner(**options)
+        model = load_for_training(policy, torch.float64, options["adapters"])
+        use_true_norms(model)
+        return TorchLearner(**options, model=model)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def references(one_rank, make_config, groups):
+    """dtype -> the synchronous update of one rank, and how far another may be from it."""
+    found = {}
+    for dtype in ("float32", "float64"):
+        config = make_config(dtype=dtype)
+        learner = one_rank(config)
+        in_order = RecordedBatch(groups, arrival(groups, 0), burst=3)
+        update = play(Sync(config), learner, config, [in_order]).directions[0]
+        limit = FLOAT64_LIMIT
+        if dtype == "float32":
+            limit = GRADIENT_FACTOR * max(
+                relative_error(
+                    play(
+                        Sync(config), learner, config,
+                        [RecordedBatch(groups, arrival(groups, seed), burst=3)],
+                        permuted_packing(seed),
+                    ).directions[0],
+                    update,
+                )
+                for seed in range(20)
+            )  # fmt: skip
+            assert limit > 0
+        found[dtype] = update, limit
+    return found
+
+
+def batches(groups: list[Group]) -> list[RecordedBatch]:
+    """In bursts and one by one, with late rewards and trajectories that are lost and tried
+    again."""
+    return [
+        RecordedBatch(groups, arrival(groups, 1), burst=4),
+        RecordedBatch(groups, arrival(groups, 7), burst=2, reward_delay=5, retried={"1-1", "2-4"}),
+        RecordedBatch(groups, arrival(groups, 3), 99, reward_delay=24, retried={"1-0", "3-5"}),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_update_is_that_of_one_rank(
+    fleet, make_config, references, groups, ranks, layout, dtype
+):
+    reference, limit = references[dtype]
+    learner = fleet(make_config(ranks, layout, dtype))
+    made = learner.play(Sync(learner.config), batches(groups)[:1])
+    for release in ("group", "reward", "submit"):
+        learner.config.schedule.release = release
+        made += learner.play(Stream(learner.config), batches(groups))
+    assert len(made) == 10
+    for direction in made:
+        assert relative_error(direction, reference) <= limit
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_without_a_trajectory_takes_part(fleet, make_config, references, groups, layout):
+    """One trajectory at a time: the second rank never has one."""
+    reference, limit = references["float64"]
+    learner = fleet(make_config(2, layout, "float64"))
+    batch = RecordedBatch(groups, arrival(groups, 5), burst=1)
+    (direction,) = learner.play(Stream(learner.config), [batch])
+    assert relative_error(direction, reference) <= limit
+    alone = Group(0, "t", "easy", synthetic_groups(4, 128, REWARDS)[1].trajectories[:1])
+    learner.wait(learner.client.accumulate(alone.trajectories, [0.5]))
+    learner.wait(learner.client.step(1.0))
+    intervals = learner.wait(learner.client.drain_intervals())
+    busy = {(i.resource, i.name) for i in intervals}
+    assert {("learner/0", "accumulate"), ("learner/0", "step"), ("learner/1", "step")} <= busy
+    assert ("learner/1", "accumulate") not in busy
+
+
+def test_each_rank_reports_its_own_passes(fleet, make_config, groups):
+    learner = fleet(make_config(2))
+    run = [RecordedBatch(groups, arrival(groups, 0), burst=3)]
+    learner.client.drain_intervals, kept = (lambda: _nothing()), learner.client.drain_intervals
+    learner.play(Sync(learner.config), run)
+    learner.client.drain_intervals = kept
+    intervals = learner.wait(learner.client.drain_intervals())
+    passes = [i for i in intervals if i.name == "accumulate"]
+    assert {i.resource for i in passes} == {"learner/0", "learner/1"}
+    seen = [t for i in passes for t in i.args["trajectories"]]
+    assert len(seen) == len(set(seen)) == 18  # of 24: the degenerate group has no gradient
+    tokens = {r: sum(i.args["tokens"] for i in passes if i.resource == r) for r in _NAMES}
+    assert min(tokens.values()) > 0.35 * sum(tokens.values())
+
+
+_NAMES = ("learner/0", "learner/1")
+
+
+async def _nothing() -> list[object]:
+    return []
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("layout", ["sharded", "fsdp"])
+def test_ledger_bytes_of_a_rank_fall_with_the_ranks(
+    fleet, make_config, one_rank, groups, layout, ranks
+):
+    """All rewards come last: every trajectory is pending, each in one buffer."""
+    batch = {"burst": 1, "reward_delay": 24}
+    config = make_config()
+    config.schedule.release = "submit"
+    alone = play(
+        Stream(config), one_rank(config), config,
+        [RecordedBatch(groups, arrival(groups, 0), **batch)],
+    ).stats[0]  # fmt: skip
+    learner = fleet(make_config(ranks, layout))
+    learner.config.schedule.release = "submit"
+    learner.play(Stream(learner.config), [RecordedBatch(groups, arrival(groups, 0), **batch)])
+    spread = learner.client.stats[-1]
+    assert spread.ledger_buffers_peak == alone.ledger_buffers_peak == 24
+    share = alone.ledger_bytes_peak / ranks
+    assert share <= spread.ledger_bytes_peak <= 1.03 * share  # padding: rows, or a few elements
+    if layout == "sharded":
+        elements = alone.ledger_bytes_peak // 24 // 4
+        assert spread.ledger_bytes_peak == 24 * 4 * math.ceil(elements / ranks)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_stay_one_and_the_same(fleet, make_config, one_rank, groups, layout):
+    """Three updates with a clipped gradient: bit-identical over ranks, and those of one rank."""
+    recordings = [synthetic_groups(seed, 128, REWARDS) for seed in range(3)]
+
+    def run() -> list[RecordedBatch]:
+        return [RecordedBatch(g, arrival(g, 9), burst=3) for g in recordings]
+
+    config = make_config(2, layout, "float64")
+    config.schedule.learning_rate, config.learner.gradient_clip = 3e-4, 0.1
+    learner = fleet(config)
+    learner.play(Stream(config), run())
+    assert len(set(learner.ask("digest"))) == 1
+    path, version = learner.wait(learner.client.publish())
+    assert version == 3
+    published = load_file(path)
+
+    config = make_config(1, "ddp", "float64")
+    config.schedule.learning_rate, config.learner.gradient_clip = 3e-4, 0.1
+    alone = one_rank(config)
+    start = {n: p.detach().clone() for n, p in alone.model.named_parameters()}
+    stats = play(Stream(config), alone, config, run()).stats
+    assert [s.gradient_norm for s in learner.client.stats[-3:]] == pytest.approx(
+        [s.gradient_norm for s in stats], rel=1e-12
+    )
+    assert all(s.clipped for s in learner.client.stats[-3:])
+    end = dict(alone.model.named_parameters())
+    assert set(published) == set(end)
+
+    def length(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+        return float(torch.cat([(a[n] - b[n]).flatten() for n in end]).detach().norm())
+
+    assert length(end, start) > 0
+    assert length(published, end) <= 1e-6 * length(end, start)
+
+
+def test_an_update_without_a_gradient_is_no_step(fleet, make_config, groups):
+    degenerate = synthetic_groups(2, 128, (0.0,))
+    for layout in LAYOUTS:
+        config = make_config(2, layout)
+        config.schedule.learning_rate = 3e-4
+        learner = fleet(config)
+        before = learner.ask("digest")
+        learner.play(Sync(config), [RecordedBatch(degenerate, arrival(degenerate, 0), burst=3)])
+        assert learner.client.stats[-1].gradient_norm == 0.0
+        assert learner.ask("digest") == before
+        learner.play(Sync(config), [RecordedBatch(groups, arrival(groups, 0), burst=3)])
+        assert learner.client.stats[-1].gradient_norm > 0.0
+        assert learner.ask("digest") != before
+
+
+@pytest.mark.parametrize("release", ["reward", "submit"])
+def test_collectives_of_an_update(fleet, make_config, groups, release):
+    """ddp: nothing before the step, one all-reduce in it. Sharded ledgers: one reduction of what
+    was accumulated and one gather, in the step."""
+    for layout in ("ddp", "sharded"):
+        learner = fleet(make_config(2, layout))
+        learner.config.schedule.release = release
+        learner.play(Stream(learner.config), [RecordedBatch(groups, arrival(groups, 7), burst=2)])
+        before, stepping = learner.client.before[-1], learner.client.stepping[-1]
+        if layout == "ddp":
+            assert before == [{}, {}]
+            assert stepping == [{"all_reduce": 1}] * 2
+        else:
+            assert set(before[0]) == {"all_to_all"}
+            assert stepping == [{"reduce_scatter_single": 1, "all_gather_single": 1}] * 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_reward_independent_terms_and_adapters(fleet, make_config, one_rank, groups, layout):
+    """Both together: a second buffer per capture, and frozen weights."""
+
+    def configured(*arguments: object) -> Config:
+        config = make_config(*arguments)
+        config.objective.entropy.coefficient = 0.01
+        config.objective.kl.coefficient, config.objective.kl.estimator = 0.1, "k3"
+        config.policy.lora.rank = 4
+        config.schedule.release, config.schedule.learning_rate = "submit", 3e-4
+        return config
+
+    def run() -> list[RecordedBatch]:
+        return [
+            RecordedBatch(groups, arrival(groups, s), burst=2, reward_delay=5) for s in range(3)
+        ]
+
+    alone = configured(1, "ddp", "float64")
+    service = one_rank(alone)
+    inline = play(Stream(alone), service, alone, run())
+    learner = fleet(configured(2, layout, "float64"))
+    directions = learner.play(Stream(learner.config), run())
+    for direction, expected in zip(directions, inline.directions, strict=True):
+        assert relative_error(direction, expected) <= 1e-7  # after steps: Adam divides by noise
+    assert relative_error(directions[0], inline.directions[0]) <= FLOAT64_LIMIT
+    rows = groups[1].trajectories
+    expected_kl = InlineLearner(service)
+    got = learner.wait(learner.client.reference_kl(rows))
+    assert got == pytest.approx(learner.runner.run(expected_kl.reference_kl(rows)), rel=1e-6)
+    assert any(got)
+    published = load_file(learner.wait(learner.client.publish())[0])
+    expected = load_file(service.publish()[0])
+    assert set(published) == set(expected)
+    for name, weight in published.items():
+        assert torch.allclose(weight, expected[name], rtol=0, atol=1e-9), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_parity_check_over_ranks(fleet, make_config, groups, layout):
+    """The check compares whole updates, whatever a rank holds of them."""
+    learner = fleet(make_config(2, layout))
+    client, rows = learner.client, [t for g in groups[1:] for t in g.trajectories]
+    weights = [0.1 * i - 0.8 for i in range(len(rows))]
+
+    async def accumulate(size: int, scale: float = 1.0) -> None:
+        for i in range(0, len(rows), size):
+            chunk = rows[i : i + size], [scale * w for w in weights[i : i + size]]
+            await client.accumulate(*chunk)
+
+    async def check(scale: float) -> float | None:
+        await accumulate(4, scale)
+        await client.parity_begin(7.0)
+        for size in (5, 3):
+            await accumulate(size)
+            await client.parity_add()
+        figures = await client.parity_end()
+        await client.step(7.0)
+        assert figures.control_relative_error is not None
+        assert 0 < figures.control_relative_error < 1e-5
+        return figures.gradient_relative_error
+
+    assert learner.wait(check(1.0)) < 1e-5
+    assert learner.wait(check(1.01)) == pytest.approx(0.01, rel=1e-3)
