@@ -6,9 +6,9 @@ import random
 
 from environments.protocols import InfrastructureError
 
-TRIES = 8
+TRIES = 10
 _FIRST_S = 0.25
-_LONGEST_S = 8.0
+_LONGEST_S = 10.0
 GIVE_UP_S = 60.0  # no further try after so long: each one may itself have waited for a time-out
 # What engines say, with whatever status, where the machine and not the request is the trouble.
 _OVERLOADED = (

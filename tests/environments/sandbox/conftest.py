@@ -23,7 +23,6 @@ from environments.sandbox.images import MINI_IMAGE, connect, engine
 from environments.sandbox.options import DEFAULT_OPTIONS, ProviderOptions
 from environments.sandbox.select import open_provider
 
-VOLUME_IMAGE = "thundersync/own-volume:1"
 SPEC = SandboxSpec(image=MINI_IMAGE, memory_mb=256, pids=64, scratch_mb=64)
 
 
@@ -100,16 +99,24 @@ class OwnEngine:
     """A second Docker engine on this machine, which a test may stop and kill: its own socket, data
     root and containerd."""
 
+    volume_image = "thundersync/own-volume:1"
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.address = f"unix://{root}/docker.sock"
         self._process: subprocess.Popen[bytes] | None = None
+        self._layers_at_rest = 0
+        self._groups = f"**/{root.name}/*"  # of control groups, version 1 or 2
 
     def start(self) -> None:
         command = [
-            *("dockerd", "-H", self.address, "--pidfile", f"{self.root}/pid", "--bridge=none"),
+            # Without a bridge of its own it removes docker0, which is the other engine's: so it
+            # sees no network at all.
+            *("unshare", "--net", "dockerd", "-H", self.address),
+            *("--pidfile", f"{self.root}/pid", "--bridge=none"),
             *("--data-root", f"{self.root}/data", "--exec-root", f"{self.root}/exec"),
             *("--iptables=false", "--ip-forward=false", "--shutdown-timeout=2"),
+            *("--cgroup-parent", f"/{self.root.name}"),
             *("--containerd-namespace=own", "--containerd-plugins-namespace=own-plugins"),
         ]
         with (self.root / "log").open("ab") as log:
@@ -135,7 +142,15 @@ class OwnEngine:
         if number == signal.SIGKILL:  # what a killed one leaves can keep the next from starting
             self._kill_others("containerd")
             (self.root / "pid").unlink()
-            shutil.rmtree(self.root / "exec/containerd", ignore_errors=True)
+            for left in (self.root / "exec/containerd").glob("containerd*"):
+                left.unlink()  # not its state: its shims go on, and are found again by that
+
+    def _layers(self) -> list[Path]:
+        return list((self.root / "data/overlay2").iterdir())
+
+    def rest(self) -> None:
+        """What it has now is its own; later counts are of more than this."""
+        self._layers_at_rest = len(self._layers())
 
     def revive(self) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -150,6 +165,8 @@ class OwnEngine:
                 "volumes": len(client.api.volumes()["Volumes"] or []),
                 "networks": len(client.api.networks()) - 2,  # none and host are the engine's own
                 "folders": sum(1 for _ in (self.root / "data/containers").iterdir()),
+                "layers": len(self._layers()) - self._layers_at_rest,
+                "groups": sum(path.is_dir() for path in Path("/sys/fs/cgroup").glob(self._groups)),
             }
         finally:
             client.close()
@@ -184,8 +201,9 @@ def own_engine_at_rest() -> Iterator[OwnEngine]:
         subprocess.run([*into, "load"], stdin=images.stdout, check=True, capture_output=True)
         assert images.wait() == 0
         dockerfile = f"FROM {MINI_IMAGE}\nVOLUME /kept\n".encode()
-        build = [*into, "build", "-t", VOLUME_IMAGE, "-"]
+        build = [*into, "build", "-t", OwnEngine.volume_image, "-"]
         subprocess.run(build, input=dockerfile, check=True, capture_output=True)
+        engine_.rest()
         yield engine_
     finally:
         engine_.close()
