@@ -119,9 +119,14 @@ class Sandbox(Protocol):
 
 @dataclass
 class SandboxCounters:
+    """`warm` starts were served by a sandbox made ahead, `engine_losses` times an engine went
+    away."""
+
     created: int = 0
     removed: int = 0
     leaked: int = 0
+    warm: int = 0
+    engine_losses: int = 0
 
 
 class SandboxProvider(Protocol):

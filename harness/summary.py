@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -83,12 +84,7 @@ def summarise(
     if provider is not None:
         summary["sandbox"] = provider.kind
         summary["sandbox_why"] = provider.why
-        counters = provider.counters
-        summary["sandboxes"] = {
-            "created": counters.created,
-            "removed": counters.removed,
-            "leaked": counters.leaked,
-        }
+        summary["sandboxes"] = dataclasses.asdict(provider.counters)
     elif config.replay is not None:
         summary["sandbox"] = "replayed"
         summary["sandbox_why"] = f"recorded times of {config.replay}"

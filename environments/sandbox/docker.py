@@ -92,15 +92,12 @@ class DockerProvider(Provider):
         """Of the first engine."""
         return next(iter(self.engines.values())).client
 
-    @property
-    def engine_losses(self) -> int:
-        """How many times an engine has gone away so far."""
-        return sum(engine.losses for engine in self.engines.values())
-
     def _engine_changed(self, engine: Engine) -> None:
         place = next(place for place, its in self.engines.items() if its is engine)
         self.places.set_open(place, engine.up)
-        if engine.up:
+        if not engine.up:
+            self.counters.engine_losses += 1
+        else:
             mending = asyncio.create_task(self.remove_left(place))
             self._mending.add(mending)
             mending.add_done_callback(self._mending.discard)

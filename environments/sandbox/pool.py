@@ -61,15 +61,15 @@ class _Kind:
 
 
 class WarmPool:
-    """A SandboxProvider. `hits` counts the starts that a sandbox made ahead has served, `misses`
-    the others. Closing it closes the provider."""
+    """A SandboxProvider. `misses` counts the starts that no sandbox made ahead has served. Closing
+    it closes the provider."""
 
     def __init__(self, provider: Provider, *, warm: int, time_to_live_s: float) -> None:
         self.provider = provider
         self.kind = provider.kind
         self.why = f"{provider.why}; up to {warm} warm"
         self.counters = provider.counters
-        self.hits = self.misses = 0
+        self.misses = 0
         self._warm = warm
         self._time_to_live_s = time_to_live_s
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()  # the last asked for at the end
@@ -111,12 +111,12 @@ class WarmPool:
                 sandbox = kind.ready.popleft().sandbox
                 self._changed()
                 if await self._checked(sandbox, sandbox.answers()):
-                    self.hits += 1
+                    self.counters.warm += 1
                     return sandbox
             elif kind.preparing:
                 with contextlib.suppress(InfrastructureError):  # then a start of its own says why
                     sandbox = await self._adopt(kind)
-                    self.hits += 1
+                    self.counters.warm += 1
                     return sandbox
             else:
                 self.misses += 1

@@ -106,7 +106,7 @@ class OwnEngine:
         self.address = f"unix://{root}/docker.sock"
         self._process: subprocess.Popen[bytes] | None = None
         self._layers_at_rest = 0
-        self._groups = f"**/{root.name}/*"  # of control groups, version 1 or 2
+        self._groups = (f"*/{root.name}/*", f"{root.name}/*")  # control groups, version 1, 2
 
     def start(self) -> None:
         command = [
@@ -166,7 +166,11 @@ class OwnEngine:
                 "networks": len(client.api.networks()) - 2,  # none and host are the engine's own
                 "folders": sum(1 for _ in (self.root / "data/containers").iterdir()),
                 "layers": len(self._layers()) - self._layers_at_rest,
-                "groups": sum(path.is_dir() for path in Path("/sys/fs/cgroup").glob(self._groups)),
+                "groups": sum(
+                    path.is_dir()
+                    for pattern in self._groups
+                    for path in Path("/sys/fs/cgroup").glob(pattern)
+                ),
             }
         finally:
             client.close()

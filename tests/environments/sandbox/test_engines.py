@@ -58,7 +58,7 @@ def test_a_lost_engine_is_left_out_until_it_answers_again(own_engine, spec):
             for sandbox in lost:
                 with pytest.raises(InfrastructureError):
                     await sandbox.stop()
-            assert provider.engine_losses == 1
+            assert provider.counters.engine_losses == 1
 
             for sandbox in kept:
                 assert (await sandbox.exec("echo on", timeout_s=20)).output == "on\n"

@@ -42,7 +42,7 @@ def test_a_repeated_kind_is_served_warm_and_never_twice(backend, spec):
                 assert ".mark" not in fresh.output
                 await sandbox.exec(f"touch .mark /tmp/.mark; echo {number}", timeout_s=20)
                 await sandbox.stop()
-            assert (pool.hits, pool.misses) == (6, 0)
+            assert (pool.counters.warm, pool.misses) == (6, 0)
             await until(lambda: pool.idle == 2)
             assert pool.counters.created == 8 and pool.counters.removed == 6
 
@@ -65,7 +65,7 @@ def test_another_kind_is_made_for_itself(backend, spec, tmp_path):
             sandbox = await pool.start(other)
             result = await sandbox.exec("cat /opt/x/x; echo $A", timeout_s=20)
             assert result.output == "insideb\n"
-            assert (pool.hits, pool.misses) == (0, 1)
+            assert (pool.counters.warm, pool.misses) == (0, 1)
 
     asyncio.run(scenario())
 
@@ -89,7 +89,7 @@ def test_warm_ones_count_and_give_way(backend, spec, seed):
             async with asyncio.timeout(90):
                 lives = [life(pool, draw.choice(kinds), draw.random() * 0.1) for _ in range(20)]
                 await asyncio.gather(*lives)
-            assert pool.hits + pool.misses == 20
+            assert pool.counters.warm + pool.misses == 20
 
     asyncio.run(scenario())
 
