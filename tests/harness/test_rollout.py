@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_a_failed_rollout_starts_again_with_the_same_seed(environment):
     assert errors == {"start": 2}
 
 
-def test_past_the_retries_a_trajectory_is_lost_and_never_a_zero(environment):
+def test_past_the_retries_a_trajectory_is_lost_and_never_a_zero(environment, capsys):
     events: list[Event] = []
     task = environment.tasks("train")[0]
     trajectory, _, errors = play(environment, one(events, task), failing_starts=set(range(1, 99)))
@@ -135,6 +136,8 @@ def test_past_the_retries_a_trajectory_is_lost_and_never_a_zero(environment):
     assert events[-1].final
     assert events[-1].trajectory.reward is None
     assert errors == {"start": 3}
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"trajectory lost: task {task.task_id}: start: start number 1 fails"]
 
 
 def test_a_group_that_lost_a_trajectory_is_dropped_whole(environment):
@@ -167,11 +170,12 @@ def test_limits_end_a_trajectory_with_reward_0_and_no_verifier(environment):
     assert starts == 1
 
 
-def test_a_time_limit_ends_a_trajectory(environment):
+@pytest.mark.parametrize(("of_all", "of_the_task"), [(0.5, 300.0), (300.0, 0.5)])
+def test_a_time_limit_ends_a_trajectory(environment, of_all, of_the_task):
     events: list[Event] = []
-    task = environment.tasks("train")[0]
+    task = replace(environment.tasks("train")[0], time_limit_s=of_the_task)
     agent = lambda task: ScriptedAgent(["sleep 0.3"] * 99)  # noqa: E731
-    trajectory, _, _ = play(environment, one(events, task), agent=agent, time_limit_s=0.5)
+    trajectory, _, _ = play(environment, one(events, task), agent=agent, time_limit_s=of_all)
     assert trajectory.end == "time_limit"
     assert trajectory.reward == 0.0
 

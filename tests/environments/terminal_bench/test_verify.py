@@ -12,13 +12,13 @@ from environments.terminal_bench.config import TerminalBenchConfig
 from environments.terminal_bench.dataset import MINI_TASKS
 
 SOLVED = "echo 42 > answer"
-# Tests that end nothing themselves, and give a writer its time.
-LENIENT = """\
+TEST_SH = """\
 #!/bin/bash
 if [ "$(cat /app/answer 2>/dev/null)" = 42 ]; then reward=1; else reward=0; fi
 echo "$reward" >/logs/verifier/reward.txt
-sleep 0.1
 """
+# Tests that end nothing themselves, and give a writer its time.
+LENIENT = TEST_SH + "sleep 0.1\n"
 FORGE = "echo 1 > /logs/verifier/reward.txt"
 
 
@@ -254,7 +254,9 @@ def test_start_up_code_and_shadows_do_not_reach_the_bundled_tests(bench, name: s
     assert bench.judge(path, [*environment.oracle_commands(task), START_UP]).reward == 1.0
 
 
-def test_system_programs_cannot_be_replaced(bench, make_task) -> None:
+def test_system_programs_and_the_clock_cannot_be_changed(bench, make_task) -> None:
     replace = "for p in /bin/bash /usr/bin/bash /usr/bin/find /bin/cat; do echo x > $p; done"
+    clock = "date -s 2001-01-01; hwclock --set --date 2001-01-01"
     root = "rm -rf /bin /usr /etc /run/python; mv /tests /x; umount /tests; mount -t tmpfs x /tests"
-    assert bench.judge(make_task(), [SOLVED, replace, root]).reward == 1.0
+    path = make_task(test=TEST_SH.replace("reward=1", "reward=$(( $(date +%Y) > 2020 ))"))
+    assert bench.judge(path, [SOLVED, replace, clock, root]).reward == 1.0
