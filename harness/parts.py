@@ -68,7 +68,7 @@ async def open_parts(
     async with contextlib.AsyncExitStack() as stack:
         provider: SandboxProvider | None = None
         if config.replay is None:
-            provider = await _provider(environment, config, run_id)
+            provider = await _provider(environment, config, run_id, weights is not None)
             stack.push_async_callback(provider.close)
             say(f"sandbox: {provider.why}")
         engine = learner = chat = folder = None
@@ -116,15 +116,20 @@ async def open_parts(
         yield Parts(clock, environment, provider, engine, learner, chat, folder)
 
 
-async def _provider(environment: Environment, config: Config, run_id: str) -> SandboxProvider:
-    """Sandboxes of the kind that the data set's first task can have. Those that a batch begins with
-    are made ahead, where all its tasks start from the same."""
+async def _provider(
+    environment: Environment, config: Config, run_id: str, trains: bool
+) -> SandboxProvider:
+    """Sandboxes of the kind that the data set's first task can have. Those that a batch (or else
+    the evaluation) begins with are made ahead, where all its tasks start from the same."""
     from environments.sandbox.options import ProviderOptions
     from environments.sandbox.pool import kind_of
     from environments.sandbox.select import SandboxKind, open_provider
 
     specs = [environment.sandbox_spec(task) for task in environment.tasks(config.env.split)]
     first, sandbox = specs[0], config.sandbox
+    samples = min(len(specs), config.evaluation.tasks or len(specs))
+    samples *= config.evaluation.samples_per_task
+    batch = config.rollout.group_size * config.rollout.groups_per_batch
     return await open_provider(
         cast(SandboxKind, sandbox.kind),
         image=first.build.base if first.build is not None else first.image,
@@ -140,7 +145,7 @@ async def _provider(environment: Environment, config: Config, run_id: str) -> Sa
             disk_free_mb=sandbox.disk_free_mb,
         ),
         expect=first if len({kind_of(spec) for spec in specs}) == 1 else None,
-        expect_parallel=config.rollout.group_size * config.rollout.groups_per_batch,
+        expect_parallel=batch if trains else samples,
     )
 
 
