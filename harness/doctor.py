@@ -130,11 +130,12 @@ def policy() -> Finding:
 
 
 def dataset(name: str, split: str, needed: bool, fix: str) -> Finding:
+    from environments.swebench.config import SweBenchConfig
     from environments.swebench.source import open_source
 
     title = f"dataset {name}"
     try:
-        count = len(open_source(name, None).instances(split))
+        count = len(open_source(SweBenchConfig(dataset=name)).instances(split))
     except (UsageError, OSError) as error:
         return Finding(title, False, str(error), needed, fix)
     return Finding(title, True, f"{count} {split} tasks", needed)
