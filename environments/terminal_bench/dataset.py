@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from environments.protocols import UsageError
-from environments.terminal_bench import folder, tasktoml
+from environments.terminal_bench import folder, schema, tasktoml
 from environments.terminal_bench.config import IGNORABLE, TerminalBenchConfig
 from environments.terminal_bench.folder import TaskFolder
 from environments.terminal_bench.tasktoml import TaskError
@@ -88,11 +88,11 @@ def network(task: TaskFolder, config: TerminalBenchConfig) -> str:
 
 
 def _granted(phase: tasktoml.Network, config: TerminalBenchConfig, file: str) -> str:
-    if phase.mode == tasktoml.NO_NETWORK or phase.key in config.ignore:
-        return tasktoml.NO_NETWORK
-    if phase.mode == tasktoml.ALLOWLIST:
+    if phase.mode == schema.NO_NETWORK or phase.key in config.ignore:
+        return schema.NO_NETWORK
+    if phase.mode == schema.ALLOWLIST:
         if not phase.allowed_hosts:
-            return tasktoml.NO_NETWORK
+            return schema.NO_NETWORK
         raise TaskError(
             f"{file}: {phase.key}: no sandbox here can allow single hosts{_way_out(phase.key)}"
         )
@@ -101,7 +101,7 @@ def _granted(phase: tasktoml.Network, config: TerminalBenchConfig, file: str) ->
             f"{file}: {phase.key}: asks for the public network (the default); "
             f"env.network=public grants it{_way_out(phase.key)}"
         )
-    return tasktoml.PUBLIC
+    return schema.PUBLIC
 
 
 def _way_out(key: str) -> str:

@@ -30,7 +30,15 @@ from environments.swebench.prompt import (
     ObservationRule,
     parse_action,
 )
-from environments.terminal_bench import dataset, dockerfile, folder, prompt, tasktoml, verify
+from environments.terminal_bench import (
+    dataset,
+    dockerfile,
+    folder,
+    prompt,
+    schema,
+    tasktoml,
+    verify,
+)
 from environments.terminal_bench.config import TerminalBenchConfig
 from environments.terminal_bench.dataset import TaskSet
 from environments.terminal_bench.folder import TaskFolder
@@ -107,7 +115,7 @@ class TerminalBench:
         return prompt.full_prompt(
             found.instruction,
             _workdir(found) or "its working folder",
-            network=self._network(found) == tasktoml.PUBLIC,
+            network=self._network(found) == schema.PUBLIC,
             processes=self._keep,
         )
 
@@ -141,7 +149,7 @@ class TerminalBench:
             cpus=settings.cpus,
             pids=self.config.pids,
             scratch_mb=settings.storage_mb,
-            network="bridge" if self._network(found) == tasktoml.PUBLIC else "none",
+            network="bridge" if self._network(found) == schema.PUBLIC else "none",
             user=settings.agent_user,
             environment=environment,
             scratch_paths=verify.SCRATCH_PATHS,
@@ -166,7 +174,7 @@ class TerminalBench:
     def _engine_needed(self, found: TaskFolder) -> str:
         if found.dockerfile is None:
             return f"environment.docker_image = {found.settings.docker_image}"
-        if self._network(found) == tasktoml.PUBLIC:
+        if self._network(found) == schema.PUBLIC:
             return "environment.network_mode = public"
         user = found.settings.agent_user or found.dockerfile.user
         if user not in dockerfile.AGENT:

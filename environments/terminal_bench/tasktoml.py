@@ -11,13 +11,14 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.terminal_bench.schema import ALLOWLIST, KEYS, NO_NETWORK, PUBLIC
+
 MAX_SCHEMA = (1, 4)
 DEFAULT_CPUS, DEFAULT_MEMORY_MB, DEFAULT_STORAGE_MB = 1.0, 2048, 10240
-NO_NETWORK, PUBLIC, ALLOWLIST = "no-network", "public", "allowlist"
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
@@ -72,99 +73,6 @@ class TaskToml:
     unsupported: tuple[tuple[str, str], ...] = field(default=())
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _env(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-
-
-_Check = tuple[Callable[[Any], Any], str]
-_TEXT: _Check = (lambda v: isinstance(v, str) and v != "", "a text")
-_SECONDS: _Check = (lambda v: _number(v) and 0 < v < math.inf, "a number of seconds above 0")
-_DELAY: _Check = (lambda v: _number(v) and 0 <= v < math.inf, "a number of seconds")
-_COUNT: _Check = (lambda v: _number(v) and v == int(v) and v > 0, "a whole number above 0")
-_NONE_OR_MORE: _Check = (lambda v: _number(v) and v == int(v) and v >= 0, "a whole number")
-_CPUS: _Check = (lambda v: _number(v) and 0 < v < math.inf, "a number above 0")
-_FLAG: _Check = (lambda v: isinstance(v, bool), "true or false")
-_USER: _Check = (lambda v: _TEXT[0](v) or _NONE_OR_MORE[0](v), "a user name or id")
-_LIST: _Check = (lambda v: isinstance(v, list), "a list")
-_TABLE: _Check = (lambda v: isinstance(v, dict), "a table")
-_NAMES: _Check = (_strings, "a list of texts")
-_ENV: _Check = (_env, "a table of texts")
-_PATH: _Check = (lambda v: _TEXT[0](v) and v.startswith("/"), "an absolute path")
-_SIZE: _Check = (
-    lambda v: isinstance(v, str) and re.fullmatch(r"\d+(\.\d+)?[KMG]", v.strip().upper()),
-    "a size like 512M or 2G",
-)
-_MODE: _Check = (lambda v: v in (NO_NETWORK, PUBLIC, ALLOWLIST), "no-network, public or allowlist")
-_NETWORK = {"network_mode": _MODE, "allowed_hosts": _NAMES}
-
-_KEYS: dict[str, dict[str, _Check]] = {
-    "": {
-        "schema_version": _TEXT,
-        "version": _TEXT,  # of the schema: its name before 1.1
-        "source": _TEXT,
-        "artifacts": _LIST,
-        "steps": _LIST,
-        "multi_step_reward_strategy": _TEXT,
-        **dict.fromkeys(
-            ("task", "metadata", "verifier", "agent", "environment", "solution"), _TABLE
-        ),
-    },
-    "task": {
-        **dict.fromkeys(("name", "version"), _TEXT),
-        "description": (lambda v: isinstance(v, str), "a text"),
-        "authors": _LIST,
-        "keywords": _NAMES,
-    },
-    "verifier": {
-        "timeout_sec": _SECONDS,
-        "env": _ENV,
-        "user": _USER,
-        "environment_mode": (lambda v: v in ("shared", "separate"), "shared or separate"),
-        "environment": _TABLE,
-        "collect": _LIST,
-        **_NETWORK,
-    },
-    "agent": {"timeout_sec": _SECONDS, "user": _USER, **_NETWORK},
-    "environment": {
-        "build_timeout_sec": _SECONDS,
-        "docker_image": _TEXT,
-        "os": (lambda v: str(v).lower() in ("linux", "windows"), "linux or windows"),
-        "cpus": _CPUS,
-        "memory_mb": _COUNT,
-        "storage_mb": _COUNT,
-        "gpus": _NONE_OR_MORE,
-        "gpu_types": _NAMES,
-        "tpu": _TABLE,
-        "allow_internet": _FLAG,  # deprecated, like memory and storage
-        "memory": _SIZE,
-        "storage": _SIZE,
-        "mcp_servers": _LIST,
-        "env": _ENV,
-        "skills_dir": _TEXT,
-        "healthcheck": _TABLE,
-        "workdir": _PATH,
-        **_NETWORK,
-    },
-    "environment.healthcheck": {
-        "command": _TEXT,
-        "interval_sec": _DELAY,
-        "timeout_sec": _SECONDS,
-        "start_period_sec": _DELAY,
-        "start_interval_sec": _DELAY,
-        "retries": _COUNT,
-    },
-    "solution": {"env": _ENV},
-}
-
-
 def parse(text: str, file: str) -> TaskToml:
     """Raises TaskError, one line that names `file` and the key, for what is missing, unknown or
     not of its kind."""
@@ -173,7 +81,7 @@ def parse(text: str, file: str) -> TaskToml:
     except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{file}: no valid TOML: {error}") from error
     reader = _Reader(document, file)
-    for section in _KEYS:
+    for section in KEYS:
         reader.check(section)
     reader.check_schema()
     environment, verifier = reader.section("environment"), reader.section("verifier")
@@ -216,7 +124,7 @@ class _Reader:
         return found
 
     def check(self, name: str) -> None:
-        known = _KEYS[name]
+        known = KEYS[name]
         for key, value in self.section(name).items():
             full = f"{name}.{key}" if name else key
             if key not in known:
