@@ -51,6 +51,7 @@ _APPLIED = ">>>>> Applied Patch"  # swebench's marker
 _MAX_LOG_BYTES = 8 << 20
 _STEP_TIMEOUT_S = 60.0
 _LONG_S = 20.0  # the wall limit of mini's runner, which ends below the verifier's own
+_TESTS_END: dict[tuple[str, str, float], bool] = {}
 _STALLED_CPU_SHARE = 0.25  # of the wall time; sound tests on a crowded core get more
 
 
@@ -87,11 +88,32 @@ async def verify(
     """
     judgement = (source, instance, patch, provider, left_out)
     verdict, result = await _judge_once(*judgement, timeout_s=timeout_s)
-    if verdict.reward or not _stalled(result):
-        return verdict
-    wait = f"{result.duration_s:.0f} s with {result.cpu_s:.1f} s of CPU"
-    verdict, _ = await _judge_once(*judgement, timeout_s=timeout_s)
-    return Verdict(verdict.reward, {**verdict.report, "repeated_after": wait})
+    if not verdict.reward and _stalled(result):
+        wait = f"{result.duration_s:.0f} s with {result.cpu_s:.1f} s of CPU"
+        verdict, _ = await _judge_once(*judgement, timeout_s=timeout_s)
+        verdict = Verdict(verdict.reward, {**verdict.report, "repeated_after": wait})
+    if verdict.report.get("failure") == "agent_timeout":
+        await _check_that_tests_end(source, instance, provider, timeout_s)
+    return verdict
+
+
+async def _check_that_tests_end(
+    source: TaskSource, instance: Instance, provider: SandboxProvider, timeout_s: float
+) -> None:
+    """Raise InfrastructureError where the tests run past the limit with the gold patch as well: no
+    agent is at fault then. Found out once per instance."""
+    key = (instance.instance_id, instance.base_commit, timeout_s)
+    if key not in _TESTS_END:
+        gold, _ = await _judge_once(
+            source, instance, instance.patch, provider, (), timeout_s=timeout_s
+        )
+        _TESTS_END[key] = gold.report.get("failure") != "agent_timeout"
+    if not _TESTS_END[key]:
+        raise InfrastructureError(
+            "verifier_timeout",
+            f"{instance.instance_id}: field eval_script: its tests run past "
+            f"env.verify_timeout_s={timeout_s:g} with the gold patch as well",
+        )
 
 
 def _stalled(result: ExecResult) -> bool:

@@ -201,12 +201,13 @@ def test_too_much_memory_and_too_much_time_are_the_agents_zero(bench) -> None:
     task = bench.task()
     hungry = appended(bench, task, "x = bytearray(2 << 30)\nx[::4096] = x[1::4096]")
     assert bench.verdicts(task, {"": hungry})[""].reward == 0.0
-    hasty = SweBench(SweBenchConfig(verify_timeout_s=2.0))
+    hasty = SweBench(SweBenchConfig(verify_timeout_s=5.0))
     sleepy = Submission(appended(bench, task, "import time\ntime.sleep(15)"))
     verdict = bench.with_provider(lambda provider: hasty.verify(task, sleepy, provider))
     assert verdict.reward == 0.0
     assert verdict.report["reason"].startswith("the tests ran past")
-    assert verdict.report["repeated_after"].startswith("2 s with 0.")
+    assert verdict.report["failure"] == "agent_timeout"
+    assert verdict.report["repeated_after"].startswith("5 s with 0.")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +224,21 @@ def test_a_verifier_that_never_reaches_its_tests_is_infrastructure(
     with pytest.raises(InfrastructureError, match="never reached its tests") as error:
         bench.with_provider(lambda provider: hasty.verify(broken, Submission(""), provider))
     assert error.value.kind == kind
+
+
+def test_tests_that_never_end_whatever_the_patch_are_infrastructure(bench) -> None:
+    record = bench.environment.instance(bench.task()).record()
+    script = record["eval_script"].replace("\nruntests ", "\nsleep 60; runtests ")
+    changed = {"instance_id": "broken__endless", "eval_script": script}
+    broken = bench.environment.task(parse_instance(record | changed))
+    hasty = SweBench(SweBenchConfig(verify_timeout_s=2.0))
+    pattern = "verifier_timeout: broken__endless: field eval_script: its tests run past"
+    for patch in ("", record["patch"]):
+        with pytest.raises(InfrastructureError, match=pattern) as error:
+            bench.with_provider(
+                lambda provider, patch=patch: hasty.verify(broken, Submission(patch), provider)
+            )
+        assert error.value.kind == "verifier_timeout"
 
 
 def test_a_hidden_test_patch_that_does_not_apply_is_infrastructure(bench) -> None:
