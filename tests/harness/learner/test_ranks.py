@@ -271,6 +271,30 @@ def test_reward_independent_terms_and_adapters(fleet, make_config, one_rank, gro
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_reference_is_left_behind(fleet, make_config, one_rank, groups, layout):
+    """log policy - log reference: 0 before the first step, then what one rank finds; a forward
+    without a backward leaves no weights behind that a step would make stale."""
+
+    def configured(*arguments: object) -> Config:
+        config = make_config(*arguments)
+        config.objective.kl.coefficient, config.objective.kl.place = 0.1, "reward"
+        config.schedule.learning_rate = 1e-2
+        return config
+
+    rows, found = groups[1].trajectories, {}
+    learner = fleet(configured(2, layout, "float64"))
+    inline = InlineLearner(one_rank(configured(1, "ddp", "float64")))
+    for name, verbs in (("ranks", learner.client), ("one", inline)):
+        before = learner.wait(verbs.reference_kl(rows))
+        learner.wait(verbs.accumulate(rows, [0.5 - i for i in range(len(rows))]))
+        learner.wait(verbs.step(10.0))
+        found[name] = [before, learner.wait(verbs.reference_kl(rows))]
+    assert found["ranks"][0] == pytest.approx([0.0] * len(rows), abs=1e-9)
+    assert found["ranks"][1] == pytest.approx(found["one"][1], rel=1e-6)
+    assert min(map(abs, found["one"][1])) > 1e-3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_parity_check_over_ranks(fleet, make_config, groups, layout):
     """The check compares whole updates, whatever a rank holds of them."""
     learner = fleet(make_config(2, layout))
