@@ -94,6 +94,22 @@ def test_warm_ones_count_and_give_way(backend, spec, seed):
     asyncio.run(scenario())
 
 
+def test_idle_ones_of_another_kind_make_room(backend, spec):
+    other = replace(spec, memory_mb=201)
+
+    async def scenario():
+        async with backend.provider(max_parallel=2, options=warm(2)) as pool:
+            pool.expect(spec)
+            await until(lambda: pool.idle == 2)
+            async with asyncio.timeout(30):
+                both = await asyncio.gather(pool.start(other), pool.start(other))
+            assert pool.idle == 0 and pool.counters.created - pool.counters.removed == 2
+            for sandbox in both:
+                assert (await sandbox.exec("echo on", timeout_s=20)).output == "on\n"
+
+    asyncio.run(scenario())
+
+
 def test_first_come_first_served_across_kinds(backend, spec):
     async def scenario():
         async with backend.provider(max_parallel=1, options=warm(1)) as pool:
@@ -161,7 +177,8 @@ def test_a_cancelled_start_gives_its_sandbox_to_the_next(backend, spec):
             await asyncio.sleep(0.01)
             adopted.cancel()
             await asyncio.gather(adopted, return_exceptions=True)
-            await until(lambda: pool.idle >= 1)
+            counters = pool.counters
+            await until(lambda: pool.idle == counters.created - counters.removed > 0)
             sandbox = await pool.start(spec)
             assert (await sandbox.exec("echo on", timeout_s=20)).output == "on\n"
 
