@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from environments.protocols import Sandbox, Submission
+from environments.protocols import ExecResult, InfrastructureError, Sandbox, Submission
 from environments.swebench.environment import MAX_PATCH_BYTES
 
 
@@ -100,4 +101,34 @@ def test_an_oversized_diff_is_an_empty_submission(bench) -> None:
     task = bench.task()
     command = f"head -c {MAX_PATCH_BYTES + 1} /dev/zero | tr '\\0' 'x' > big.txt"
     submission = bench.in_sandbox(task, lambda s: bench.solve(task, s, [command]))
+    assert submission.patch == ""
+
+
+class Ended:
+    """A sandbox that the agent's own doing has ended, or whose disk it has filled."""
+
+    def __init__(self, result: ExecResult) -> None:
+        self._result = result
+
+    async def exec(self, command: str, **unused: Any) -> ExecResult:
+        return self._result
+
+    async def put(self, files: Any, *, base: str | None = None) -> None:
+        kind = "disk" if self._result.exit_code is not None else "exec_transport"
+        raise InfrastructureError(kind, "nothing can be put there")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ExecResult("[sandbox ended: out of memory]", None, 0.0, out_of_memory=True),
+        ExecResult("[sandbox shell killed]", None, 0.0),
+        ExecResult("No space left on device", 1, 0.1),
+    ],
+)
+def test_what_an_agent_did_to_its_own_sandbox_is_no_infrastructure_failure(
+    bench, result: ExecResult
+) -> None:
+    sandbox: Any = Ended(result)
+    submission = asyncio.run(bench.environment.collect(bench.task(), sandbox))
     assert submission.patch == ""
