@@ -144,6 +144,7 @@ class Check:
         config.schedule.learning_rate = learning_rate
         config.learner.dtype = config.ledger.dtype = self._dtype
         config.ledger.form = case.form
+        config.rollout.groups_per_batch = self._shape.groups
         config.rollout.group_size = self._shape.size
         return config
 
