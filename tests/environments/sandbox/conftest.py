@@ -106,7 +106,6 @@ class OwnEngine:
         self.address = f"unix://{root}/docker.sock"
         self._process: subprocess.Popen[bytes] | None = None
         self._layers_at_rest = 0
-        self._groups = (f"*/{root.name}/*", f"{root.name}/*")  # control groups, version 1, 2
 
     def start(self) -> None:
         command = [
@@ -145,6 +144,18 @@ class OwnEngine:
             for left in (self.root / "exec/containerd").glob("containerd*"):
                 left.unlink()  # not its state: its shims go on, and are found again by that
 
+    def _control_groups(self, inside: bool = True) -> list[Path]:
+        """Of its containers, or the parents of those; version 1 or 2."""
+        name = f"{self.root.name}/*" if inside else self.root.name
+        base = Path("/sys/fs/cgroup")
+        return [path for p in (f"*/{name}", name) for path in base.glob(p) if path.is_dir()]
+
+    def counts_after_kill(self) -> dict[str, int]:
+        """Of an engine that was killed itself: it forgets empty control groups of its own."""
+        counts = self.counts()
+        del counts["groups"]
+        return counts
+
     def _layers(self) -> list[Path]:
         return list((self.root / "data/overlay2").iterdir())
 
@@ -159,6 +170,7 @@ class OwnEngine:
     def counts(self) -> dict[str, int]:
         """Of everything that a life could leave in this engine."""
         client = connect(30, self.address)
+        groups = self._control_groups()
         try:
             return {
                 "containers": len(client.api.containers(all=True)),
@@ -166,10 +178,11 @@ class OwnEngine:
                 "networks": len(client.api.networks()) - 2,  # none and host are the engine's own
                 "folders": sum(1 for _ in (self.root / "data/containers").iterdir()),
                 "layers": len(self._layers()) - self._layers_at_rest,
-                "groups": sum(
-                    path.is_dir()
-                    for pattern in self._groups
-                    for path in Path("/sys/fs/cgroup").glob(pattern)
+                "groups": len(groups),
+                "processes": sum(
+                    len(procs.read_text().split())
+                    for path in groups
+                    if (procs := path / "cgroup.procs").exists()
                 ),
             }
         finally:
@@ -187,6 +200,8 @@ class OwnEngine:
         if self._process is not None and self._process.poll() is None:
             self.end(signal.SIGTERM)
         self._kill_others("")  # shims of a killed engine
+        for group in self._control_groups() + self._control_groups(inside=False):
+            group.rmdir()
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in reversed(mounts):
             if mount.startswith(str(self.root)):

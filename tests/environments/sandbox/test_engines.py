@@ -79,7 +79,7 @@ def test_a_lost_engine_is_left_out_until_it_answers_again(own_engine, spec):
         assert provider.counters.leaked == 0
 
     asyncio.run(scenario())
-    counts = own_engine.counts()
+    counts = own_engine.counts_after_kill()
     assert counts == dict.fromkeys(counts, 0)
 
 

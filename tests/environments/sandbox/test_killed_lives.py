@@ -31,7 +31,7 @@ class Harness:
     def lines(self):
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            yield line.split(maxsplit=2)
+            yield line.split()
 
     def kill_after(self, wait_s: float) -> None:
         threading.Timer(wait_s, self._process.kill).start()
