@@ -3,7 +3,8 @@
 A forward or backward gathers one layer's weights at a time and is an act of all ranks; each brings
 rows of its own, or a row that counts for nothing. The exchange inside a backward hands every rank
 its shard of each rank's gradient, apart from one another: trajectories of different groups share a
-backward, and a ledger still gets them one by one. Gradients are summed, not averaged.
+backward, and a ledger still gets them one by one. Gradients are summed, not averaged. What a rank
+waits for its peers inside a pass counts as busy: from outside, it cannot be told apart.
 """
 
 from __future__ import annotations

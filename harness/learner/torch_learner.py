@@ -158,8 +158,9 @@ class TorchLearner:
         self, rows: Sequence[ScoredTokens], slots: Sequence[Sequence[Part | None]] | None = None
     ) -> None:
         """Score gradients into the ledger: one backward per (group, reward), one per trajectory
-        while its reward is unknown. `rows` are this rank's. Where ranks hold shards, `slots` lists
-        what they do side by side, each rank one part or nothing."""
+        while its reward is unknown; the exchange of shards after it does not count as busy. `rows`
+        are this rank's. Where ranks hold shards, `slots` lists what they do side by side, each rank
+        one part or nothing."""
         known = {r.trajectory_id: r for r in rows}
         for slot in slots or [[part] for part in parts(rows)]:
             start_s = time.monotonic()

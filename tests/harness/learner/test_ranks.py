@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from safetensors.torch import load_file
 
 from baselines.sync import Sync
 from harness.config import Config
+from harness.learner.client import scored
 from harness.learner.torch_learner import TorchLearner
 from harness.parity import GRADIENT_FACTOR
 from harness.parts import learner_options
 from harness.policy.load import load_for_training
-from harness.protocols import Group
+from harness.protocols import FoldSpec, Group
 from thundersync.check import FLOAT64_LIMIT, relative_error
 from thundersync.recorded import InlineLearner, RecordedBatch, permuted_packing, play
 from thundersync.stream import Stream
@@ -116,6 +118,35 @@ def test_a_rank_without_a_trajectory_takes_part(fleet, make_config, references, 
     busy = {(i.resource, i.name) for i in intervals}
     assert {("learner/0", "accumulate"), ("learner/0", "step"), ("learner/1", "step")} <= busy
     assert ("learner/1", "accumulate") not in busy
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_captures_of_every_rank_are_discarded_committed_and_folded(
+    fleet, make_config, one_rank, groups, layout
+):
+    """Verb by verb: pending captures on both ranks, two thrown away and made again."""
+    rows = groups[1].trajectories
+    rewards = {t.trajectory_id: float(t.reward or 0.0) for t in rows}
+    # Affine in the reward: at a third distinct one the ledger collapses to that form.
+    spec = FoldSpec(1, {k: (r, 2.0 * r - 0.7) for k, r in rewards.items()})
+    pending = [replace(t, reward=None) for t in rows]
+    learner = fleet(make_config(2, layout, "float64"))
+    client, ends = learner.client, [pending[0], pending[-1]]
+
+    async def verbs() -> None:
+        await client.capture(pending)
+        await client.discard([t.trajectory_id for t in ends])
+        await client.capture(ends)
+        for trajectory_id, reward in rewards.items():
+            await client.commit(trajectory_id, reward)
+        await client.fold(spec)
+        await client.step(3.0)
+
+    learner.wait(verbs())
+    alone = one_rank(make_config(1, "ddp", "float64"))
+    alone.accumulate([scored(t) for t in rows], [a for _, a in spec.coefficients.values()])
+    expected = torch.cat([t.flatten() for t in alone.update_direction(3.0)])
+    assert relative_error(client.directions[-1], expected) <= FLOAT64_LIMIT
 
 
 def test_each_rank_reports_its_own_passes(fleet, make_config, groups):
