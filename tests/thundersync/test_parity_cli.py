@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from harness.config import Config
+from harness.memory import ledger_plan
 from harness.protocols import Run, UsageError
 from thundersync import check as check_module
 from thundersync.check import FORMS, RELEASES, Case, Check, Shape, cases
@@ -81,6 +82,12 @@ def test_a_check_leaves_the_weights_as_it_found_them(qwen3: Path, tmp_path: Path
     check.row(Case())
     for parameter, weight in zip(check.model.parameters(), before, strict=True):
         assert torch.equal(parameter, weight)
+
+
+def test_the_ledger_is_planned_for_the_batch_that_is_checked(qwen3: Path, tmp_path: Path) -> None:
+    """A large policy would else be refused for groups that there are not."""
+    plan = ledger_plan(Check(qwen3, "float32", tmp_path, Shape(2, 4, 20))._config(Case()))
+    assert (plan.open_groups, plan.group_size) == (2, 4)
 
 
 class Forgetful:
