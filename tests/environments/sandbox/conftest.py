@@ -95,6 +95,13 @@ def spec() -> SandboxSpec:
     return SPEC
 
 
+def running_in(group: Path) -> int:
+    try:
+        return len((group / "cgroup.procs").read_text().split())
+    except OSError:  # the group has just been removed
+        return 0
+
+
 class OwnEngine:
     """A second Docker engine on this machine, which a test may stop and kill: its own socket, data
     root and containerd."""
@@ -179,11 +186,7 @@ class OwnEngine:
                 "folders": sum(1 for _ in (self.root / "data/containers").iterdir()),
                 "layers": len(self._layers()) - self._layers_at_rest,
                 "groups": len(groups),
-                "processes": sum(
-                    len(procs.read_text().split())
-                    for path in groups
-                    if (procs := path / "cgroup.procs").exists()
-                ),
+                "processes": sum(running_in(group) for group in groups),
             }
         finally:
             client.close()
