@@ -16,6 +16,10 @@ from harness.protocols import UsageError
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 CAPTURES_EARLY = ("reward", "submit")  # auto climbs by the memory that it measures itself
+# Of a parity check, in gradients: weights before and after two steps (3), two directions and the
+# update that is set aside (3), a copy of Adam's state (2), one difference in float64 with its
+# operands (6).
+PARITY_COPIES = 14
 _ADAM_STATES = 2  # made at the first step, when the check is long past
 
 
@@ -34,6 +38,7 @@ class LedgerPlan:
     gradient_bytes: int
     stored_bytes: int
     always: bool
+    parity: bool = False
 
     @property
     def open_groups(self) -> int:
@@ -50,14 +55,15 @@ class LedgerPlan:
     def ledger_bytes(self, elements: int, ranks: int = 1) -> int:
         """The most that the ledgers of `ranks` processes hold together, for buffers of `elements`
         each; a trajectory's gradient is whole on one of them."""
-        return self.open_groups * self._group_bytes(self.buckets * ranks) * elements
+        return self.open_groups * self._group_bytes(self.buckets * ranks, ranks) * elements
 
-    def _group_bytes(self, buckets: int) -> int:
-        """Of one group, per element: k of its trajectories are committed, the others pending."""
+    def _group_bytes(self, buckets: int, ranks: int) -> int:
+        """Of one group, per element: k of its trajectories are committed, the others pending. Each
+        rank that holds some of them has its own sum of the reward-independent terms."""
         size, extra = self.group_size, int(self.always)
         fewest = 0 if self.release == "submit" else size
         return max(
-            (min(k, buckets) + min(k, 1) * extra) * self.stored_bytes
+            (min(k, buckets) + min(k, ranks) * extra) * self.stored_bytes
             + (size - k) * (1 + extra) * self.pending_bytes
             for k in range(fewest, size + 1)
         )
@@ -68,7 +74,8 @@ class LedgerPlan:
         terms = 2 if self.always else 1
         narrowed = self.pending_bytes if self.pending_bytes < self.gradient_bytes else 0
         total = max(self.gradient_bytes, self.stored_bytes)
-        return elements * (total + terms * (self.gradient_bytes + narrowed))
+        bench = PARITY_COPIES * self.gradient_bytes if self.parity else 0
+        return elements * (total + terms * (self.gradient_bytes + narrowed) + bench)
 
 
 def ledger_plan(config: Config) -> LedgerPlan:
@@ -88,6 +95,7 @@ def ledger_plan(config: Config) -> LedgerPlan:
         gradient_bytes=ITEM_BYTES[config.learner.dtype],
         stored_bytes=ITEM_BYTES[ledger.dtype],
         always=Grpo(objective, rollout.group_size).regularised,
+        parity=config.parity.every > 0,
     )
 
 

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from harness.protocols import Task, Trajectory
+
+
+class Row(Protocol):
+    """What packing needs of a trajectory."""
+
+    @property
+    def trajectory_id(self) -> str: ...
+    @property
+    def tokens_T(self) -> Sequence[int]: ...
+
+
+R = TypeVar("R", bound=Row)
 
 
 def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
@@ -18,10 +31,10 @@ def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
         yield from epoch
 
 
-def pack(trajectories: Sequence[Trajectory], chunk_tokens: int) -> list[list[Trajectory]]:
+def pack(trajectories: Sequence[R], chunk_tokens: int) -> list[list[R]]:
     """Chunks of at most `chunk_tokens` padded tokens, sorted by length (ties by id) so that padding
     wastes little; a trajectory longer than that is a chunk of its own."""
-    chunks: list[list[Trajectory]] = []
+    chunks: list[list[R]] = []
     for trajectory in sorted(trajectories, key=lambda t: (len(t.tokens_T), t.trajectory_id)):
         padded = len(trajectory.tokens_T) * (len(chunks[-1]) + 1) if chunks else 0
         if chunks and padded <= chunk_tokens:

@@ -18,6 +18,7 @@ from harness.protocols import Batch, Learner, ParityFigures, Trajectory
 
 GRADIENT_FACTOR = 3.0  # the streamed error may be this many times the control
 GAP_FACTOR = 5.0
+FEWEST_ROWS = 3  # two rows have one sum, in whatever order: no control
 COLUMNS = tuple(ParityFigures.__dataclass_fields__)
 
 
@@ -62,8 +63,8 @@ def describe(figures: ParityFigures, update: int) -> str:
 
 
 class ParityChecks:
-    """The checks of one run. An update without a gradient checks nothing: the next one is due
-    then."""
+    """The checks of one run. An update without a gradient, or with too few rows for a control,
+    checks nothing: the next one is due then."""
 
     def __init__(self, config: ParityConfig, learner: Learner, objective: Grpo) -> None:
         self._every = config.every
@@ -90,8 +91,10 @@ class ParityChecks:
         rows = [t for chunk in chunks for t in chunk]
         packings = [chunks]
         packings += [pack_permuted(rows, chunk_tokens, seed) for seed in range(self._permutations)]
+        if len(rows) < FEWEST_ROWS:
+            return ParityFigures(None, None, None, None)
         await self._learner.parity_begin(normaliser)
-        for packing in packings if rows else []:
+        for packing in packings:
             for chunk in packing:
                 await self._learner.accumulate(chunk, [known[t.trajectory_id] for t in chunk])
             await self._learner.parity_add()

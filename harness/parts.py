@@ -181,7 +181,12 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
         "temperature": config.rollout.temperature,
         "objective": config.objective,
         "adapters": lora.adapters(config.policy.lora, config.seed),
-        "placement": Placement(learner.ranks, learner.parallel, ledger.sharded),
+        "placement": Placement(
+            learner.ranks,
+            learner.parallel,
+            ledger.sharded,
+            chunk_tokens=config.schedule.chunk_tokens if learner.ranks > 1 else None,
+        ),
     }
 
 

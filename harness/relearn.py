@@ -34,13 +34,13 @@ def sha256(path: Path) -> str:
 
 
 def verbs(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a learner.jsonl; what follows the last step (an update that a time budget cut
-    short) is left out."""
+    """The lines of a learner.jsonl; what follows the last publication (an update that a time budget
+    cut short, be it after its step) is left out."""
     held: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as file:
         for line in file:
             held.append(json.loads(line))
-            if held[-1]["verb"] == "step":
+            if held[-1]["verb"] == "publish":
                 yield from held
                 held = []
 
@@ -64,7 +64,7 @@ async def play(
         await learner.fold(FoldSpec(verb["group"], coefficients))
     elif name == "drop":
         await learner.drop(verb["group"])
-    else:
+    elif name == "step":
         return (await learner.step(verb["normaliser"])).gradient_norm
     return None
 

@@ -50,6 +50,11 @@ class Replay:
     ) -> None:
         batches: dict[int, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
         for trajectory, line in read(path):
+            if "kl_penalty" in trajectory.report:
+                raise UsageError(
+                    f"replay={path}: recorded under objective.kl.place=reward, its rewards contain "
+                    "a KL to weights that are gone; record a run without it"
+                )
             if trajectory.reward is not None:
                 batches[line["batch"]][trajectory.group].append(trajectory)
         if not batches:

@@ -127,6 +127,12 @@ def validate(config: Config) -> None:
                 f"schedule.{key}={value}: schedule={config.schedule.name} trains on fresh "
                 "trajectories only; leave it unset"
             )
+    kl = config.objective.kl
+    if config.replay is not None and kl.coefficient > 0 and kl.place == "reward":
+        raise UsageError(
+            "objective.kl.place=reward: a replay plays the recorded rewards as they are; take "
+            "objective.kl.place=loss, or no replay"
+        )
     _ranks(config)
     _hosts(config.sandbox)
     config.env.check()

@@ -26,13 +26,15 @@ from harness.protocols import (
 class Hand:
     """`captured` maps an open group to the ids whose score gradient lies in the ledger; those in
     `pending` still lack their reward there. `rewarded` and `lost` are pending ones to commit and to
-    discard. `rewards` are those that have arrived in open groups."""
+    discard. `rewards` are those that have arrived in open groups, `waiting` what may not be
+    captured before another group closes."""
 
     release: Release
     closed: list[Group] = field(default_factory=list)
     released: list[Trajectory] = field(default_factory=list)
     captured: dict[int, set[str]] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)
+    waiting: list[Trajectory] = field(default_factory=list)
     rewarded: list[Trajectory] = field(default_factory=list)
     lost: list[Trajectory] = field(default_factory=list)
     rewards: dict[int, list[float]] = field(default_factory=dict)
@@ -53,10 +55,12 @@ class Hand:
         elif isinstance(event, GroupClosed):
             self.closed.append(event.group)
             self.rewards.pop(event.group.group, None)
-            self.released = [t for t in self.released if t.group != event.group.group]
+            candidates, self.waiting = [*self.waiting, *self.released], []
+            self.released = [t for t in candidates if t.group != event.group.group]
 
     def _forget(self, trajectory: Trajectory) -> None:
         self.released = [t for t in self.released if t is not trajectory]
+        self.waiting = [t for t in self.waiting if t is not trajectory]
         if trajectory.trajectory_id in self.pending:
             self.lost.append(trajectory)
 
@@ -93,6 +97,18 @@ class Hand:
         self.released = [t for t in self.released if t.trajectory_id not in taken]
         self.captured.setdefault(chunk[0].group, set()).update(taken)
         self.pending |= {t.trajectory_id for t in chunk if t.reward is None}
+
+    def wait(self) -> None:
+        """Nothing that is released may be captured as things are: no group may be opened."""
+        self.waiting += self.released
+        self.released = []
+
+    def uncapture(self, trajectory: Trajectory) -> None:
+        """A discarded capture; a group without another holds no ledger any more."""
+        held = self.captured[trajectory.group]
+        held.discard(trajectory.trajectory_id)
+        if not held:
+            del self.captured[trajectory.group]
 
     def settle(self, trajectory: Trajectory) -> str:
         """A pending capture is committed or discarded; returns its id."""

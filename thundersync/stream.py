@@ -69,7 +69,7 @@ class Stream:
         if hand.lost:
             lost = hand.lost.pop(0)
             await run.learner.discard([hand.settle(lost)])
-            hand.captured[lost.group].discard(lost.trajectory_id)
+            hand.uncapture(lost)
         elif hand.rewarded:
             trajectory = hand.rewarded.pop(0)
             await run.learner.commit(hand.settle(trajectory), _reward(trajectory))
@@ -97,7 +97,7 @@ class Stream:
             if run.enters(t) and (not full or t.group in hand.captured)
         ]  # fmt: skip
         if not ready:
-            hand.released.clear()  # they wait for their group's close
+            hand.wait()
             return []
         first = ready[0]
         if first.reward is None:

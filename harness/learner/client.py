@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.cluster.local import Worker, WorkerEnded, WorkerError
 from harness.learner.placement import Placement, alike_together, parts, split
+from harness.packing import pack
 from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats, Trajectory
 
 
@@ -132,15 +133,23 @@ class TorchLearnerClient:
         self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
     ) -> None:
         known = {t.trajectory_id: c for t, c in zip(trajectories, coefficients, strict=True)}
-        shares = split(self._scored(trajectories), self._placement.ranks)
-        await self._ask(
-            "accumulate",
-            {
-                rank: (share, [known[row.trajectory_id] for row in share])
-                for rank, share in enumerate(shares)
-                if share or self._placement.together
-            },
-        )
+        for passes in zip_longest(*map(self._passes, self._shares(trajectories)), fillvalue=[]):
+            await self._ask(
+                "accumulate",
+                {
+                    rank: (rows, [known[row.trajectory_id] for row in rows])
+                    for rank, rows in enumerate(passes)
+                    if rows or self._placement.together
+                },
+            )
+
+    def _shares(self, trajectories: Sequence[Trajectory]) -> list[list[ScoredTokens]]:
+        return split(self._scored(trajectories), self._placement.ranks)
+
+    def _passes(self, share: list[ScoredTokens]) -> list[list[ScoredTokens]]:
+        """A rank's backward passes: a split by tokens may put long rows beside many short ones."""
+        bound = self._placement.chunk_tokens
+        return [share] if bound is None or not share else pack(share, bound)
 
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
         rows = self._scored(trajectories)
@@ -149,7 +158,11 @@ class TorchLearnerClient:
             return
         shares = dict(enumerate(split(alike_together(rows), self._placement.ranks)))
         if self._placement.together:
-            slots = list(zip_longest(*(parts(share) for share in shares.values())))
+            slots = list(
+                zip_longest(
+                    *(parts(share, self._placement.chunk_tokens) for share in shares.values())
+                )
+            )
             await self._ask("capture", {rank: (share, slots) for rank, share in shares.items()})
             return
         self._holder |= {row.trajectory_id: rank for rank, share in shares.items() for row in share}

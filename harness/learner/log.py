@@ -77,7 +77,10 @@ class LoggedLearner:
         return figures
 
     async def publish(self) -> tuple[str, int]:
-        return await self._learner.publish()
+        path, version = await self._learner.publish()
+        self._write("publish", version=version)
+        self._file.flush()
+        return path, version
 
     async def drain_intervals(self) -> list[Interval]:
         return await self._learner.drain_intervals()

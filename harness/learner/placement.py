@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from harness import packing
+from harness.packing import pack
 
-class Row(Protocol):
+
+class Row(packing.Row, Protocol):
     """What is needed of a trajectory here."""
 
-    @property
-    def trajectory_id(self) -> str: ...
     @property
     def group(self) -> int: ...
     @property
     def reward(self) -> float | None: ...
-    @property
-    def tokens_T(self) -> Sequence[int]: ...
 
 
 R = TypeVar("R", bound=Row)
@@ -34,6 +33,7 @@ class Placement:
     sharded: bool = False
     rank: int = 0
     rendezvous: str = ""
+    chunk_tokens: int | None = None  # padded tokens of a pass, where a split makes new ones
 
     @property
     def together(self) -> bool:
@@ -55,15 +55,17 @@ class Part:
     trajectory_ids: tuple[str, ...]
 
 
-def parts(rows: Sequence[Row]) -> list[Part]:
-    """The backward passes of one rank's captures, in order of first appearance."""
+def parts(rows: Sequence[Row], chunk_tokens: int | None = None) -> list[Part]:
+    """The backward passes of one rank's captures, in order of first appearance, of at most
+    `chunk_tokens` padded tokens each (None: as they come)."""
     found: dict[tuple[int, float | str], list[Row]] = {}
     for row in rows:
         key = row.trajectory_id if row.reward is None else row.reward
         found.setdefault((row.group, key), []).append(row)
     return [
-        Part(group, part[0].reward, tuple(r.trajectory_id for r in part))
+        Part(group, chunk[0].reward, tuple(r.trajectory_id for r in chunk))
         for (group, _), part in found.items()
+        for chunk in ([part] if chunk_tokens is None else pack(part, chunk_tokens))
     ]
 
 

@@ -95,6 +95,7 @@ class TorchLearner:
         self._total = Total()
         self._folder = Path(publish_folder)
         self._intervals: list[Interval] = []
+        self._bench: ParityBench | None = None
         self.version = 0
 
     def _memory(self, free_bytes: int | None) -> memory.LearnerMemory:
@@ -162,7 +163,8 @@ class TorchLearner:
         are this rank's. Where ranks hold shards, `slots` lists what they do side by side, each rank
         one part or nothing."""
         known = {r.trajectory_id: r for r in rows}
-        for slot in slots or [[part] for part in parts(rows)]:
+        own_parts = parts(rows, self._placement.chunk_tokens)
+        for slot in slots or [[part] for part in own_parts]:
             start_s = time.monotonic()
             own = slot[self._placement.rank] if slots else slot[0]
             mine = [known[i] for i in own.trajectory_ids] if own else []
@@ -247,11 +249,18 @@ class TorchLearner:
 
     def parity_add(self) -> None:
         """Compare the update accumulated since, and clear it."""
-        self._bench.add()
+        self._open_bench().add()
 
     def parity_end(self) -> ParityFigures:
         """Put the set-aside update back."""
-        return self._bench.end()
+        figures = self._open_bench().end()
+        self._bench = None  # its gradients and weights are as large as the model
+        return figures
+
+    def _open_bench(self) -> ParityBench:
+        if self._bench is None:
+            raise ValueError("parity: no check was begun")
+        return self._bench
 
     def set_aside(self) -> tuple[Total, list[Interval]]:
         """Take the total and the busy intervals out of the learner; `put_back` undoes it."""

@@ -149,7 +149,11 @@ TABLE: tuple[Row, ...] = (
         "objective.advantage_mask=none",
     ),
     Row(_kl("k2", "loss"), "exact", f"{_APART}; its gradient is that of KL(policy || reference)"),
-    Row(_kl("k3", "loss"), "exact", f"{_APART}; its gradient is that of KL(reference || policy)"),
+    Row(
+        _kl("k3", "loss"), "exact",
+        f"{_APART}; its gradient is that of KL(reference || policy), and 0 where the reference is "
+        "more than e^20 times likelier",
+    ),
     Row(
         _kl("k1", "loss"), "refused", "its gradient has expectation 0: pure noise",
         "objective.kl.estimator=k2",

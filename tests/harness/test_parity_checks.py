@@ -162,6 +162,26 @@ def test_a_wrong_update_does_not_pass(tmp_path):
     assert summary["gradient_relative_error_max"] > 10 * summary["control_relative_error_max"]
 
 
+def test_a_check_leaves_nothing_behind(tmp_path):
+    """A bench holds gradients and weights as large as the model."""
+    learner = make_learner(tmp_path)
+    batch = judged(synthetic_groups(1, learner.vocabulary, (0.0, 1.0), 2))
+    accumulated(learner, batch)
+    run_check(learner, batch)
+    assert learner._bench is None
+
+
+def test_two_rows_have_no_control(tmp_path):
+    """One sum in whatever order: such an update checks nothing, and does not fail either."""
+    learner = make_learner(tmp_path)
+    (_, group) = synthetic_groups(1, learner.vocabulary, (0.0, 1.0), 2, size=2)
+    batch = judged([group])
+    accumulated(learner, batch)
+    summary = run_check(learner, batch).summary()
+    assert summary is not None
+    assert (summary["checked"], summary["ok"]) == (0, None)
+
+
 def test_an_update_without_a_gradient_checks_nothing_and_stays_due(tmp_path):
     learner = make_learner(tmp_path)
     batch = judged(synthetic_groups(1, learner.vocabulary, (0.0,), 2))

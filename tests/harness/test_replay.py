@@ -213,3 +213,10 @@ def test_correlated_groups_have_one_factor_each_between_1_and_8():
         factors.append(factor)
     assert sorted(factors) == pytest.approx([1.0, 8**0.5, 8.0], rel=1e-5)
     assert all(workload.says for workload in WORKLOADS.values())
+
+
+def test_a_recording_under_a_kl_in_the_reward_is_refused(tmp_path):
+    """Its rewards contain a KL to weights that are gone."""
+    path = write(tmp_path, lines(lambda line: line["report"].update(kl_penalty=0.1)))
+    with pytest.raises(UsageError, match=r"recorded under objective\.kl\.place=reward"):
+        Replay(path, cast(Any, Echo()), WallClock(), 1.0)

@@ -171,3 +171,18 @@ def test_what_ranks_cannot_be_is_refused():
         check(1, 1, "ddp", sharded=True)
     with pytest.raises(UsageError, match=r"learner\.parallel=pipeline"):
         check(2, 2, "pipeline")
+
+
+def test_a_split_keeps_the_bound_of_a_pass():
+    """Balanced by tokens, one long row may come to lie beside many short ones: 51,000 padded tokens
+    where 2,048 were asked for."""
+    rows = [row(f"s{i:02}", 20, reward=1.0) for i in range(50)]
+    rows += [row("a", 1000, reward=1.0), row("b", 1000, reward=1.0)]
+    known = {r.trajectory_id: r for r in rows}
+    for share in split(rows, 2):
+        made = [[known[i] for i in part.trajectory_ids] for part in parts(share, 2048)]
+        assert sorted(t.trajectory_id for p in made for t in p) == sorted(
+            t.trajectory_id for t in share
+        )
+        assert all(len(p) * max(len(t.tokens_T) for t in p) <= 2048 for p in made)
+    assert max(len(part.trajectory_ids) for part in parts(split(rows, 2)[0])) > 50
