@@ -318,6 +318,7 @@ def test_a_reference_is_left_behind(fleet, make_config, one_rank, groups, layout
     for name, verbs in (("ranks", learner.client), ("one", inline)):
         before = learner.wait(verbs.reference_kl(rows))
         learner.wait(verbs.accumulate(rows, [0.5 - i for i in range(len(rows))]))
+        learner.wait(verbs.reference_kl(rows))  # as for a last reward before the step
         learner.wait(verbs.step(10.0))
         found[name] = [before, learner.wait(verbs.reference_kl(rows))]
     assert found["ranks"][0] == pytest.approx([0.0] * len(rows), abs=1e-9)
@@ -326,22 +327,22 @@ def test_a_reference_is_left_behind(fleet, make_config, one_rank, groups, layout
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_parity_check_over_ranks(fleet, make_config, groups, layout):
+def test_a_parity_check_over_ranks(fleet, make_config, one_rank, groups, layout):
     """The check compares whole updates, whatever a rank holds of them."""
     learner = fleet(make_config(2, layout))
     client, rows = learner.client, [t for g in groups[1:] for t in g.trajectories]
     weights = [0.1 * i - 0.8 for i in range(len(rows))]
+    wrong = [weights[0] + 0.3, *weights[1:]]
 
-    async def accumulate(size: int, scale: float = 1.0) -> None:
+    async def accumulate(size: int, coefficients: list[float]) -> None:
         for i in range(0, len(rows), size):
-            chunk = rows[i : i + size], [scale * w for w in weights[i : i + size]]
-            await client.accumulate(*chunk)
+            await client.accumulate(rows[i : i + size], coefficients[i : i + size])
 
-    async def check(scale: float) -> float | None:
-        await accumulate(4, scale)
+    async def check(coefficients: list[float]) -> float | None:
+        await accumulate(4, coefficients)
         await client.parity_begin(7.0)
         for size in (5, 3):
-            await accumulate(size)
+            await accumulate(size, weights)
             await client.parity_add()
         figures = await client.parity_end()
         await client.step(7.0)
@@ -349,5 +350,10 @@ def test_a_parity_check_over_ranks(fleet, make_config, groups, layout):
         assert 0 < figures.control_relative_error < 1e-5
         return figures.gradient_relative_error
 
-    assert learner.wait(check(1.0)) < 1e-5
-    assert learner.wait(check(1.01)) == pytest.approx(0.01, rel=1e-3)
+    assert learner.wait(check(weights)) < 1e-5
+    found, directions = learner.wait(check(wrong)), []
+    for coefficients in (wrong, weights):
+        alone = one_rank(make_config())
+        alone.accumulate([scored(t) for t in rows], coefficients)
+        directions.append(torch.cat([t.flatten().double() for t in alone.update_direction(7.0)]))
+    assert found == pytest.approx(relative_error(*directions), rel=1e-4)
