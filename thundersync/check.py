@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from harness.cluster.worker import load
 from harness.config import Config, ObjectiveConfig
 from harness.learner.torch_learner import TorchLearner
 from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
+from harness.objectives.grpo import Grpo
 from harness.parity import GAP_FACTOR, GRADIENT_FACTOR
 from harness.parts import learner_options
 from harness.policy.load import load_for_training
@@ -166,15 +168,33 @@ class Check:
         packing = pack if seed is None else permuted_packing(seed)
         return self._play(load(SYNC), config, batches, packing)
 
-    def _streamed(self, config: Config, groups: list[list[Group]]) -> InlineLearner:
-        """In an adversarial order of arrival, rewards late, two trajectories lost once."""
-        retried = {"1-1", f"{self._shape.groups - 1}-{self._shape.size - 1}"}
-        delay = min(5, self._shape.groups * self._shape.size // 3)
-        batches = [
-            RecordedBatch(g, arrival(g, 7), burst=2, reward_delay=delay, retried=retried)
-            for g in groups
-        ]
-        return self._play(Stream, config, batches)
+    def _streamed(self, case: Case, config: Config, groups: list[list[Group]]) -> InlineLearner:
+        """In adversarial orders of arrival, the case's own: rewards late; of each batch one
+        trajectory lost after its capture (under submit), and one at once. Raises ValueError where
+        submit had no capture to discard: a lost trajectory was not checked then."""
+        draw = random.Random(case.name)
+        batches = [self._adversarial(g, draw, config) for g in groups]
+        learner = self._play(Stream, config, batches)
+        if case.release == "submit" and not learner.discarded:
+            raise ValueError(
+                f"{case.name}: no capture of a lost trajectory to discard: not checked"
+            )
+        return learner
+
+    def _adversarial(
+        self, groups: list[Group], draw: random.Random, config: Config
+    ) -> RecordedBatch:
+        trained = Grpo(config.objective, self._shape.size).enters
+        entering = [t for g in groups for t in g.trajectories if t.action_tokens and trained(t)]
+        lost = draw.sample(entering, min(2, len(entering)))
+        distances = draw.randint(1, 6), 0
+        return RecordedBatch(
+            groups,
+            arrival(groups, draw.randrange(1000)),
+            burst=draw.randint(1, 4),
+            reward_delay=draw.randint(1, min(5, self._shape.groups * self._shape.size // 3)),
+            retried={t.trajectory_id: d for t, d in zip(lost, distances, strict=False)},
+        )
 
     def reference(self, case: Case) -> tuple[torch.Tensor, float | None]:
         """The synchronous update and, in float32, its control."""
@@ -214,14 +234,14 @@ class Check:
             self._gap_reference = reference, control
         reference, control = self._gap_reference
         return relative_error(
-            self._moved(lambda: self._streamed(config, groups)), reference
+            self._moved(lambda: self._streamed(case, config, groups)), reference
         ), control
 
     def row(self, case: Case) -> dict[str, Any]:
         """One case: the streamed error, the control, and whether it holds. The paper's objective
         with form auto also has the parameter gap."""
         reference, control = self.reference(case)
-        (update,) = self._streamed(self._config(case), [self._groups]).directions
+        (update,) = self._streamed(case, self._config(case), [self._groups]).directions
         error = relative_error(update, reference)
         limit = FLOAT64_LIMIT if control is None else GRADIENT_FACTOR * control
         ok = error <= limit and control != 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,10 @@ class RecordedBatch:
 
     Trajectories finish in the order of `arrival`; a trajectory's reward arrives (and is set, on a
     copy of its own) `reward_delay` finishes later. Those in `retried` are lost once, after their
-    last token, and finish again at once under another id. Every event takes EVENT_S of a time of
+    last token (as `ID-lost`), and then finish again; those in `dropped` are lost for good, and
+    their group closes without trajectories. Both map to how many places later in `arrival` the loss
+    happens: 0 is at once, in the burst of the finish or the next; any other loss happens only when
+    the schedule waits for it, having captured what it may. Every event takes EVENT_S of a time of
     its own.
     """
 
@@ -55,40 +58,81 @@ class RecordedBatch:
         arrival: Sequence[Trajectory],
         burst: int,
         reward_delay: int = 0,
-        retried: Container[str] = (),
+        retried: Mapping[str, int] | None = None,
+        dropped: Mapping[str, int] | None = None,
     ) -> None:
         self.index = self.version = 0
         self.now_s = 0.0
         self._burst = burst
         self._rewards = {t.trajectory_id: t.reward for t in arrival}
         self._events: list[Event] = []
+        self._late: set[str] = set()  # trajectories whose loss is waited for
+        retried, dropped = retried or {}, dropped or {}
         played = {t.trajectory_id: replace(t, reward=None) for t in arrival}
+        failed = {t.group for t in arrival if t.trajectory_id in dropped}
         self.groups = [
-            replace(g, trajectories=[played[t.trajectory_id] for t in g.trajectories])
+            replace(g, trajectories=[], dropped=True)
+            if g.group in failed
+            else replace(g, trajectories=[played[t.trajectory_id] for t in g.trajectories])
             for g in groups
         ]
-        for position, trajectory in enumerate(arrival):
-            copy = played[trajectory.trajectory_id]
-            if trajectory.trajectory_id in retried:
-                lost = replace(copy, trajectory_id=f"{copy.trajectory_id}-lost")
-                self._events += [
-                    TrajectoryFinished(lost),
-                    TrajectoryLost(lost, "exec_transport", final=False),
-                ]
-            self._events.append(TrajectoryFinished(copy))
-            if position >= reward_delay:
-                self._arrive(played[arrival[position - reward_delay].trajectory_id])
-        for trajectory in arrival[max(0, len(arrival) - reward_delay) :]:
-            self._arrive(played[trajectory.trajectory_id])
+        self._under_way = {g.group: {t.trajectory_id for t in g.trajectories} for g in groups}
+        lives = self._lives([played[t.trajectory_id] for t in arrival], retried, dropped)
+        self._sequence(lives, played.keys() - dropped.keys(), reward_delay)
 
-    def _arrive(self, trajectory: Trajectory) -> None:
-        """Sequence a reward, and its group's close if it is the last one."""
+    def _lives(
+        self, arrival: Sequence[Trajectory], retried: Mapping[str, int], dropped: Mapping[str, int]
+    ) -> list[TrajectoryFinished | TrajectoryLost]:
+        """Finishes and losses in their order; a loss comes after the finish at its place."""
+        placed: list[tuple[int, bool, TrajectoryFinished | TrajectoryLost]] = []
+        for place, trajectory in enumerate(arrival):
+            name = trajectory.trajectory_id
+            final = name in dropped
+            if not final and name not in retried:
+                placed.append((place, False, TrajectoryFinished(trajectory)))
+                continue
+            later = dropped[name] if final else retried[name]
+            lost = trajectory if final else replace(trajectory, trajectory_id=f"{name}-lost")
+            if later:
+                self._late.add(lost.trajectory_id)
+            loss = TrajectoryLost(lost, "exec_transport", final)
+            placed += [(place, False, TrajectoryFinished(lost)), (place + later, True, loss)]
+            if not final:
+                placed.append((place + later, True, TrajectoryFinished(trajectory)))
+        return [event for *_, event in sorted(placed, key=lambda p: p[:2])]
+
+    def _sequence(
+        self,
+        lives: Sequence[TrajectoryFinished | TrajectoryLost],
+        judged: Container[str],
+        reward_delay: int,
+    ) -> None:
+        """All events: rewards of those that are judged, late, and the groups' closes."""
+        unjudged: list[Trajectory] = []
+        for event in lives:
+            self._events.append(event)
+            if isinstance(event, TrajectoryLost):
+                self._end(event.trajectory)
+            elif event.trajectory.trajectory_id in judged:
+                unjudged.append(event.trajectory)
+                if len(unjudged) > reward_delay:
+                    self._judge(unjudged.pop(0))
+        for trajectory in unjudged:
+            self._judge(trajectory)
+
+    def _judge(self, trajectory: Trajectory) -> None:
         self._events.append(RewardArrived(trajectory))
-        arrived = (e.trajectory for e in self._events if isinstance(e, RewardArrived))
-        rewarded = {t.trajectory_id for t in arrived}
-        group = next(g for g in self.groups if g.group == trajectory.group)
-        if all(t.trajectory_id in rewarded for t in group.trajectories):
-            self._events.append(GroupClosed(group))
+        self._end(trajectory)
+
+    def _end(self, trajectory: Trajectory) -> None:
+        """Sequence a group's close after the last of its trajectories; one that is tried again is
+        still under way."""
+        under_way = self._under_way[trajectory.group]
+        if trajectory.trajectory_id in under_way:
+            under_way.remove(trajectory.trajectory_id)
+            if not under_way:
+                group = next(g for g in self.groups if g.group == trajectory.group)
+                self._events.append(GroupClosed(group))
 
     def _deliver(self, count: int) -> list[Event]:
         taken, self._events = self._events[:count], self._events[count:]
@@ -105,17 +149,22 @@ class RecordedBatch:
         return next(iter(self._deliver(1)), None)
 
     def ready(self) -> list[Event]:
+        for place, event in enumerate(self._events[: self._burst]):
+            if isinstance(event, TrajectoryLost) and event.trajectory.trajectory_id in self._late:
+                return self._deliver(place)
         return self._deliver(self._burst)
 
 
 class InlineLearner:
     """The Learner's verbs on a service in this process; keeps each update's direction (flat,
-    float64) and statistics."""
+    float64) and statistics, and what was discarded and dropped."""
 
     def __init__(self, service: TorchLearner) -> None:
         self.service = service
         self.directions: list[torch.Tensor] = []
         self.stats: list[StepStats] = []
+        self.discarded: list[str] = []
+        self.dropped: list[int] = []
 
     async def accumulate(
         self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
@@ -132,12 +181,14 @@ class InlineLearner:
         self.service.commit(trajectory_id, reward)
 
     async def discard(self, trajectory_ids: Sequence[str]) -> None:
+        self.discarded += trajectory_ids
         self.service.discard(trajectory_ids)
 
     async def fold(self, spec: FoldSpec) -> None:
         self.service.fold(spec)
 
     async def drop(self, group: int) -> None:
+        self.dropped.append(group)
         self.service.drop(group)
 
     async def parity_begin(self, normaliser: float) -> None:

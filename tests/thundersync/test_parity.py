@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -193,10 +194,11 @@ def test_the_open_group_cap_bounds_the_ledger(policy, tmp_path, controls):
 def test_a_lost_and_retried_trajectory_enters_once(
     policy, tmp_path, controls, release, reward_delay
 ):
-    """Under submit its first score gradient may lie in the ledger already: it is thrown away."""
+    """Under submit its first score gradient lies in the ledger if the loss is late: it is thrown
+    away."""
     reference, control = controls["binary"]
     config, groups = make_config(release), recorded(1)
-    retried = {"1-0", "2-3", "3-5"}
+    retried = {"1-0": 5, "2-3": 0, "3-5": 1}
     batches = [
         RecordedBatch(groups, arrival(groups, 3), burst, reward_delay, retried)
         for burst in (1, 4, 99)
@@ -204,6 +206,9 @@ def test_a_lost_and_retried_trajectory_enters_once(
     streamed = play(Stream(config), service(policy, tmp_path, config), config, batches)
     for direction in streamed.directions:
         assert relative_error(direction, reference) <= 3 * control
+    discarded = Counter(streamed.discarded)
+    assert discarded["1-0-lost"] == discarded["3-5-lost"] == (3 if release == "submit" else 0)
+    assert discarded["2-3-lost"] <= 1  # where a burst is one event it may have been captured
 
 
 def test_submit_holds_one_pending_buffer_per_unrewarded_trajectory(policy, tmp_path, controls):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.protocols import Run, UsageError
 from thundersync import check as check_module
 from thundersync.check import FORMS, RELEASES, Case, Check, Shape, cases
 from thundersync.parity import Options, check_from_command_line, parse, select, table
+from thundersync.stream import Stream
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,39 @@ def test_a_wrong_schedule_fails_every_figure_and_exits_1(
     if dtype == "float32":
         assert row["parameter_gap"] > 1000 * row["control_parameter_gap"]
     assert printed.err.splitlines()[-1].endswith("FAILED")
+
+
+class Late(Stream):
+    """Captures nothing before a group closes, whatever was asked for."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.release = "group"
+
+
+def test_a_check_without_a_lost_capture_is_an_error(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was never in the ledger cannot be thrown away from it."""
+    check = Check(qwen3, "float64", tmp_path, Shape(2, 3, 20))
+    assert check.row(Case(release="submit"))["ok"]
+    monkeypatch.setattr(check_module, "Stream", Late)
+    with pytest.raises(ValueError, match=r"submit/auto: no capture of a lost trajectory"):
+        check.row(Case(release="submit"))
+
+
+def test_every_case_has_an_order_of_its_own(qwen3: Path, tmp_path: Path) -> None:
+    check = Check(qwen3, "float64", tmp_path, Shape(2, 3, 20))
+
+    def order(case: Case) -> list[str]:
+        draw = random.Random(case.name)
+        batch = check._adversarial(check._groups, draw, check._config(case))
+        return [repr(event) for event in batch.ready()]
+
+    orders = [order(case) for case in cases()]
+    assert orders == [order(case) for case in cases()]
+    assert len({tuple(o) for o in orders}) > 0.5 * len(orders)
+    assert {len(o) for o in orders} == {1, 2, 3, 4}
 
 
 def test_a_parameter_gap_alone_can_fail_a_case(qwen3: Path, tmp_path: Path) -> None:

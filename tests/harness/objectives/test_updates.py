@@ -247,7 +247,8 @@ def with_penalties(config: Config, groups: Sequence[Group], learner: TorchLearne
 def test_sync_and_stream_give_the_update_of_the_literal_loss(
     row: Row, configure: Configure, groups, service, policy, reference
 ):
-    """Rewards arrive late and two trajectories are lost after their last token."""
+    """Rewards arrive late and two trajectories are lost after their last token, one of them when
+    submit has captured it."""
     config = configure(OTHERS | row.example)
     expected = literal_update(config, groups, policy, reference)
     learner = service(config)
@@ -258,10 +259,11 @@ def test_sync_and_stream_give_the_update_of_the_literal_loss(
     for release in ("reward", "submit"):
         config.schedule.release = release
         batch = RecordedBatch(
-            played, arrival(played, 7), burst=2, reward_delay=4, retried={"1-1", "2-4"}
+            played, arrival(played, 7), burst=2, reward_delay=4, retried={"1-1": 0, "2-4": 3}
         )
         streamed = play(Stream(config), learner, config, [batch])
         assert streamed.stats[0].ledger_buffers_peak > 0
+        assert ("2-4-lost" in streamed.discarded) == (release == "submit")
         assert relative_error(streamed.directions[0], sync) <= 1e-12
 
 
