@@ -15,16 +15,20 @@ import torch
 
 from harness.config import Config
 from harness.learner.client import TorchLearnerClient
+from harness.learner.torch_learner import TorchLearner
 from harness.parts import learner_options
+from harness.policy.load import load_for_training
 from harness.protocols import Schedule, StepStats
 from thundersync.recorded import RecordedBatch, RecordedRun
+from thundersync.true_norms import use_true_norms
 
 _LAYOUTS = {"ddp": ("ddp", False), "sharded": ("ddp", True), "fsdp": ("fsdp", False)}
 _VOCABULARY = 129
 
 
 class ProbedClient(TorchLearnerClient):
-    """Keeps each update's direction, and the collectives before and in its step."""
+    """Keeps each update's direction, the collectives before and in its step, and what was discarded
+    and dropped."""
 
     TARGET = "probe:ProbedLearner"
 
@@ -34,6 +38,8 @@ class ProbedClient(TorchLearnerClient):
         self.stats: list[StepStats] = []
         self.before: list[list[dict[str, int]]] = []
         self.stepping: list[list[dict[str, int]]] = []
+        self.discarded: list[str] = []
+        self.dropped: list[int] = []
 
     async def rebuild(self, options: dict[str, Any]) -> None:
         """Another learner in the same processes: a process takes seconds to start."""
@@ -45,6 +51,14 @@ class ProbedClient(TorchLearnerClient):
 
     async def ask(self, verb: str, *arguments: Any) -> list[Any]:
         return await self._all(verb, *arguments)
+
+    async def discard(self, trajectory_ids: Sequence[str]) -> None:
+        self.discarded += trajectory_ids
+        await super().discard(trajectory_ids)
+
+    async def drop(self, group: int) -> None:
+        self.dropped.append(group)
+        await super().drop(group)
 
     async def step(self, normaliser: float) -> StepStats:
         self.before.append(await self._all("collectives"))
@@ -110,6 +124,24 @@ def _config(ranks: int = 1, layout: str = "ddp", dtype: str = "float32") -> Conf
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., Config]:
     return _config
+
+
+@pytest.fixture(scope="session")
+def one_rank(
+    policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Config], TorchLearner]:
+    """A learner in this process, as configured but for the ranks."""
+
+    def make(config: Config) -> TorchLearner:
+        config.learner.ranks, config.learner.parallel, config.ledger.sharded = 1, "ddp", False
+        options = learner_options(config, policy, tmp_path_factory.mktemp("weights"))
+        if config.learner.dtype == "float32":
+            return TorchLearner(**options)
+        model = load_for_training(policy, torch.float64, options["adapters"])
+        use_true_norms(model)
+        return TorchLearner(**options, model=model)
+
+    return make
 
 
 Start = Callable[[Config], Fleet]

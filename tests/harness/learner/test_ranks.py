@@ -12,16 +12,12 @@ from safetensors.torch import load_file
 from baselines.sync import Sync
 from harness.config import Config
 from harness.learner.client import scored
-from harness.learner.torch_learner import TorchLearner
 from harness.parity import GRADIENT_FACTOR
-from harness.parts import learner_options
-from harness.policy.load import load_for_training
 from harness.protocols import FoldSpec, Group
 from thundersync.check import FLOAT64_LIMIT, relative_error
 from thundersync.recorded import InlineLearner, RecordedBatch, permuted_packing, play
 from thundersync.stream import Stream
 from thundersync.synthetic import arrival, synthetic_groups
-from thundersync.true_norms import use_true_norms
 
 LAYOUTS = ["ddp", "sharded", "fsdp"]
 REWARDS = (0.0, 1.0, 0.25)
@@ -31,22 +27,6 @@ RANKS = [2, pytest.param(4, marks=pytest.mark.slow)]
 @pytest.fixture(scope="module")
 def groups() -> list[Group]:
     return synthetic_groups(1, 128, REWARDS)
-
-
-@pytest.fixture(scope="module")
-def one_rank(policy, tmp_path_factory):
-    """A learner in this process, as configured but for the ranks."""
-
-    def make(config: Config) -> TorchLearner:
-        config.learner.ranks, config.learner.parallel, config.ledger.sharded = 1, "ddp", False
-        options = learner_options(config, policy, tmp_path_factory.mktemp("weights"))
-        if config.learner.dtype == "float32":
-            return TorchLearner(**options)
-        model = load_for_training(policy, torch.float64, options["adapters"])
-        use_true_norms(model)
-        return TorchLearner(**options, model=model)
-
-    return make
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +57,16 @@ def references(one_rank, make_config, groups):
 
 
 def batches(groups: list[Group]) -> list[RecordedBatch]:
-    """In bursts and one by one, with late rewards and trajectories that are lost and tried
-    again."""
+    """In bursts and one by one, with late rewards and trajectories that are lost, at once or when
+    submit has captured them, and tried again."""
     return [
         RecordedBatch(groups, arrival(groups, 1), burst=4),
-        RecordedBatch(groups, arrival(groups, 7), burst=2, reward_delay=5, retried={"1-1", "2-4"}),
-        RecordedBatch(groups, arrival(groups, 3), 99, reward_delay=24, retried={"1-0", "3-5"}),
+        RecordedBatch(
+            groups, arrival(groups, 7), burst=2, reward_delay=5, retried={"1-1": 0, "2-4": 2}
+        ),
+        RecordedBatch(
+            groups, arrival(groups, 3), 99, reward_delay=24, retried={"1-0": 3, "3-5": 0}
+        ),
     ]
 
 
@@ -97,7 +81,10 @@ def test_the_update_is_that_of_one_rank(
     made = learner.play(Sync(learner.config), batches(groups)[:1])
     for release in ("group", "reward", "submit"):
         learner.config.schedule.release = release
+        learner.client.discarded.clear()
         made += learner.play(Stream(learner.config), batches(groups))
+        late = {"2-4-lost", "1-0-lost"} if release == "submit" else set()
+        assert set(learner.client.discarded) & {"2-4-lost", "1-0-lost"} == late
     assert len(made) == 10
     for direction in made:
         assert relative_error(direction, reference) <= limit
@@ -140,6 +127,8 @@ def test_captures_of_every_rank_are_discarded_committed_and_folded(
         for trajectory_id, reward in rewards.items():
             await client.commit(trajectory_id, reward)
         await client.fold(spec)
+        await client.capture(groups[2].trajectories)
+        await client.drop(2)  # the step refuses to leave anything behind
         await client.step(3.0)
 
     learner.wait(verbs())
