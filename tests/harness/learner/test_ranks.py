@@ -166,16 +166,16 @@ def test_ledger_bytes_of_a_rank_fall_with_the_ranks(
     fleet, make_config, one_rank, groups, layout, ranks
 ):
     """All rewards come last: every trajectory is pending, each in one buffer."""
-    batch = {"burst": 1, "reward_delay": 24}
+
+    def batch() -> RecordedBatch:
+        return RecordedBatch(groups, arrival(groups, 0), burst=1, reward_delay=24)
+
     config = make_config()
     config.schedule.release = "submit"
-    alone = play(
-        Stream(config), one_rank(config), config,
-        [RecordedBatch(groups, arrival(groups, 0), **batch)],
-    ).stats[0]  # fmt: skip
+    alone = play(Stream(config), one_rank(config), config, [batch()]).stats[0]
     learner = fleet(make_config(ranks, layout))
     learner.config.schedule.release = "submit"
-    learner.play(Stream(learner.config), [RecordedBatch(groups, arrival(groups, 0), **batch)])
+    learner.play(Stream(learner.config), [batch()])
     spread = learner.client.stats[-1]
     assert spread.ledger_buffers_peak == alone.ledger_buffers_peak == 24
     share = alone.ledger_bytes_peak / ranks
