@@ -29,10 +29,11 @@ from harness.parity import describe
 from harness.parts import Parts, make_rollouts, open_parts, reward_penalty
 from harness.protocols import Schedule, Trajectory
 from harness.records import Records
-from harness.replay import Replay
+from harness.replay import Replay, whole_batches
 from harness.timeline import Timeline
 from harness.tracking import open_tracker
 from harness.training import Row, Training
+from harness.workload import Batches
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Experiment:
         self.provider: Any = None
         self.errors: Counter[str] = Counter()
         self.evaluations: dict[str, Evaluation] = {}
+        self._recorded: Batches = {}  # of a replay
         self.setup_s: float | None = None
         self.evaluation_s = 0.0
 
@@ -75,6 +77,8 @@ class Experiment:
         config, display = self._config, self._display
         weights = self._folder / "checkpoints"
         weights.mkdir(parents=True, exist_ok=True)
+        if config.replay is not None:  # refused before anything is started
+            self._recorded = whole_batches(Path(config.replay), config.rollout)
         async with open_parts(
             config, self._run_id(), weights, say=display.note, tracker_ready=self.tracker.ready
         ) as parts:
@@ -140,9 +144,7 @@ class Experiment:
         )
         source: Any = rollouts
         if config.replay is not None:
-            source = Replay(
-                Path(config.replay), parts.engine, parts.clock, config.rollout.temperature
-            )
+            source = Replay(self._recorded, parts.engine, parts.clock, config.rollout.temperature)
         schedule: Schedule = load(config.schedule.target)(config)
         learner = LoggedLearner(parts.learner, self._folder / "learner.jsonl")
         devices = config.schedule.engine_devices + config.schedule.learner_devices

@@ -4,11 +4,13 @@
     b=schedule=stream,schedule.release=group c=schedule=stream,schedule.release=auto ...]
     [workload=recorded|long_verification|correlated_groups]
 
-Engine and learner are pinned to one core each; the engine decodes the recorded tokens at their real
-cost, tool calls and verification take their recorded time, or that of the workload. Every recorded
-update is played under every variant, in an order that is rotated from update to update, so that a
-machine whose speed drifts drifts under all. Prints what each variant took and the paired ratio of
-the first variant's update times to its own, with the 95 % interval.
+Engine and learner are pinned to cores of their own; the engine decodes the recorded tokens at their
+real cost, tool calls and verification take their recorded time, or that of the workload. Every
+recorded update is played under every variant, in an order that is rotated from update to update, so
+that a machine whose speed drifts drifts under all. `updates` is 24, or as many as were recorded
+whole, and never more: a repeat tells nothing new, and the interval takes updates for independent.
+Prints what each variant took and the paired ratio of the first variant's update times to its own,
+with the 95 % interval.
 """
 
 from __future__ import annotations
@@ -22,31 +24,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import composition, entry
+from harness import entry
 from harness.budget import Budget
 from harness.cluster.worker import load
-from harness.config import BudgetConfig, Config, flatten
+from harness.config import BudgetConfig, Config
 from harness.interrupt import run_async
 from harness.objectives.grpo import Grpo
 from harness.overlap import overlap, run_efficiency
+from harness.paired_options import parse, recording
 from harness.parts import Parts, open_parts
-from harness.protocols import Schedule, UsageError
+from harness.protocols import Schedule
 from harness.replay import Replay
 from harness.timeline import Timeline
 from harness.timings import History
 from harness.training import Row, Training
-from harness.validation import validate
-from harness.workload import WORKLOADS
+from harness.workload import WORKLOADS, Batches
 
-MAY_DIFFER = (
-    "schedule.name",
-    "schedule.target",
-    "schedule.release",
-    "schedule.chunk_tokens",
-    "ledger.max_open_groups",
-)
-PINNED = ("cluster.pin_cores=true", "tracking=none")
-LETTERS = "abcdefgh"
 COLUMNS = ("per_update_s", "rollout_s", "tail_s", "idle_learner", "idle_engine")
 
 
@@ -115,15 +108,15 @@ def _at(replay: Replay, update: int) -> Callable[..., Any]:
     return start
 
 
-async def play(variants: Sequence[Variant], updates: int, workload: str) -> None:
-    """Fill the variants' rows. The first recorded update is played once more, unmeasured, under
-    each: allocators and caches are then warm for all."""
+async def play(variants: Sequence[Variant], recorded: Batches, updates: int, workload: str) -> None:
+    """Fill the variants' rows with the first `updates` recorded updates. The first one is played
+    once more, unmeasured, under each: allocators and caches are then warm for all."""
     config = variants[0].config
     with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
         async with open_parts(config, "paired", Path(folder), say=say) as parts:
             replay = Replay(
-                Path(str(config.replay)), parts.engine, parts.clock, config.rollout.temperature,
-                workload, config.seed,
+                recorded, parts.engine, parts.clock, config.rollout.temperature, workload,
+                config.seed,
             )  # fmt: skip
             version = 0
             for variant in variants:
@@ -173,8 +166,8 @@ def describe(variant: Variant, first: Variant) -> dict[str, Any]:
     }
 
 
-def report(variants: Mapping[str, Variant], workload: str) -> dict[str, Any]:
-    """What the comparison says, ready for JSON."""
+def report(variants: Mapping[str, Variant], workload: str, recorded_updates: int) -> dict[str, Any]:
+    """What the comparison says, ready for JSON; the recording had `recorded_updates`."""
     first = next(iter(variants.values()))
     known = [u.arrival_correlation for u in first.timings.updates]
     correlations = [c for c in known if c is not None]
@@ -184,6 +177,7 @@ def report(variants: Mapping[str, Variant], workload: str) -> dict[str, Any]:
         "workload_says": WORKLOADS[workload].says,
         "arrival_correlation": statistics.fmean(correlations) if correlations else None,
         "updates": len(first.rows),
+        "recorded_updates": recorded_updates,
         "variants": {letter: describe(v, first) for letter, v in variants.items()},
     }
 
@@ -216,58 +210,12 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def parse(arguments: Sequence[str]) -> tuple[dict[str, Config], int, str]:
-    """Each letter gives a variant's overrides (comma-separated); the rest is for all. Without any
-    letter a is sync and b is stream."""
-    letters: dict[str, str] = {}
-    options = {"updates": "24", "workload": "recorded"}
-    shared: list[str] = list(PINNED)
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key in options:
-            options[key] = value
-        elif len(key) == 1 and key in LETTERS:
-            letters[key] = value
-        else:
-            shared.append(argument)
-    letters = letters or {"a": "schedule=sync", "b": "schedule=stream"}
-    if not options["updates"].isdigit() or int(options["updates"]) < 2:
-        raise UsageError(f"updates={options['updates']}: a whole number of at least 2")
-    if options["workload"] not in WORKLOADS:
-        raise UsageError(
-            f"workload={options['workload']}: not available; there is: {', '.join(WORKLOADS)}"
-        )
-    if len(letters) < 2:
-        raise UsageError(f"{next(iter(letters))}=...: give two variants or more, a to h")
-    configs = {
-        letter: composition.compose(shared + letters[letter].split(","))
-        for letter in sorted(letters)
-    }
-    _check(configs)
-    return configs, int(options["updates"]), options["workload"]
-
-
-def _check(configs: Mapping[str, Config]) -> None:
-    (first, reference), *others = configs.items()
-    for config in configs.values():
-        validate(config)
-        if config.replay is None:
-            raise UsageError("replay=null: give a run's trajectories.jsonl to play back")
-    for letter, config in others:
-        theirs = dict(flatten(config))
-        for key, value in flatten(reference):
-            if value != theirs[key] and key not in MAY_DIFFER:
-                raise UsageError(
-                    f"{key}={value} under {first}, {theirs[key]} under {letter}: all play on one "
-                    f"engine and one learner; only {', '.join(MAY_DIFFER)} may differ"
-                )
-
-
 def compare_from_command_line() -> None:
     configs, updates, workload = parse(sys.argv[1:])
+    recorded, updates = recording(next(iter(configs.values())), updates)
     variants = {letter: Variant(config) for letter, config in configs.items()}
-    run_async(play(list(variants.values()), updates, workload))
-    found = report(variants, workload)
+    run_async(play(list(variants.values()), recorded, updates, workload))
+    found = report(variants, workload, len(recorded))
     for line in table(found):
         say(line)
     entry.closing_line(found)

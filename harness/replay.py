@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.batch import LiveBatch
+from harness.config import RolloutConfig
 from harness.protocols import (
     Clock,
     Engine,
@@ -28,45 +29,64 @@ from harness.protocols import (
     VersionSpan,
 )
 from harness.trajectory_lines import read
-from harness.workload import transform
+from harness.workload import Batches, transform
 
 Emit = Callable[[Event], None]
 
 
+def whole_batches(path: Path, rollout: RolloutConfig) -> Batches:
+    """The batches of a run's trajectories.jsonl that can be played. Lost attempts are left out, and
+    so are batches that were not whole (a dropped group, the last batch of an interrupted run): what
+    is played is what a schedule trained on. Raises UsageError where the recording is not of this
+    group size and this number of groups: all that follows the settings (the advantages, the
+    ledger's buckets and plan, the manifest) would then be of another batch than the one played."""
+    batches: dict[int, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
+    for trajectory, line in read(path):
+        if "kl_penalty" in trajectory.report:
+            raise UsageError(
+                f"replay={path}: recorded under objective.kl.place=reward, its rewards contain "
+                "a KL to weights that are gone; record a run without it"
+            )
+        if trajectory.reward is not None:
+            batches[line["batch"]][trajectory.group].append(trajectory)
+    if not batches:
+        raise UsageError(f"replay={path}: no judged trajectory in it; record a run first")
+    size = max(len(ts) for groups in batches.values() for ts in groups.values())
+    count = max(len(groups) for groups in batches.values())
+    if (size, count) != (rollout.group_size, rollout.groups_per_batch):
+        raise UsageError(
+            f"rollout.group_size={rollout.group_size} "
+            f"rollout.groups_per_batch={rollout.groups_per_batch}: "
+            f"replay={path} was recorded with {count} groups of {size}; "
+            f"give rollout.group_size={size} rollout.groups_per_batch={count}"
+        )
+    whole = {
+        batch: groups
+        for batch, groups in sorted(batches.items())
+        if len(groups) == count and all(len(ts) == size for ts in groups.values())
+    }
+    if not whole:
+        raise UsageError(
+            f"replay={path}: none of its {len(batches)} batches has {count} groups of {size}; "
+            "take a run that lost fewer trajectories"
+        )
+    return whole
+
+
 class Replay:
-    """Batches of a run's trajectories.jsonl, in its order; starts again at its end. Lost attempts
-    are left out, and so are batches that were not whole (a dropped group, the last batch of an
-    interrupted run): what is played is what a schedule trained on. `workload` changes the recorded
-    timings (harness/workload.py)."""
+    """`recorded` (of `whole_batches`) in its order; starts again at its end. `workload` changes the
+    recorded timings (harness/workload.py)."""
 
     def __init__(
         self,
-        path: Path,
+        recorded: Batches,
         engine: Engine,
         clock: Clock,
         temperature: float,
         workload: str = "recorded",
         seed: int = 0,
     ) -> None:
-        batches: dict[int, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
-        for trajectory, line in read(path):
-            if "kl_penalty" in trajectory.report:
-                raise UsageError(
-                    f"replay={path}: recorded under objective.kl.place=reward, its rewards contain "
-                    "a KL to weights that are gone; record a run without it"
-                )
-            if trajectory.reward is not None:
-                batches[line["batch"]][trajectory.group].append(trajectory)
-        if not batches:
-            raise UsageError(f"replay={path}: no judged trajectory in it; record a run first")
-        size = max(len(ts) for groups in batches.values() for ts in groups.values())
-        count = max(len(groups) for groups in batches.values())
-        whole = {
-            batch: groups
-            for batch, groups in sorted(batches.items())
-            if len(groups) == count and all(len(ts) == size for ts in groups.values())
-        }
-        self._batches = list(transform(whole, workload, seed).values())
+        self._batches = list(transform(recorded, workload, seed).values())
         self._engine = engine
         self._clock = clock
         self._temperature = temperature

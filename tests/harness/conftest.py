@@ -55,18 +55,18 @@ def run_job_fixture() -> Callable[..., Job]:
 
 @pytest.fixture(scope="session")
 def small_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trajectories.jsonl of one batch: three groups of four, their delays a tenth of what they
-    were."""
+    """A trajectories.jsonl of two batches alike: three groups of four, their delays a tenth of what
+    they were."""
     path = tmp_path_factory.mktemp("recording") / "trajectories.jsonl"
     with gzip.open(RECORDED, "rt") as file, path.open("w") as out:
-        for line in map(json.loads, file):
-            if line["index"] >= 4:
-                continue
+        lines = [line for line in map(json.loads, file) if line["index"] < 4]
+        for line in lines:
             line["sandbox_start_s"] *= 0.1
             line["reward_s"] = line["finished_s"] + 0.1 * (line["reward_s"] - line["finished_s"])
             for turn in line["turns"]:
                 turn["exec_s"] *= 0.1
-            out.write(json.dumps(line) + "\n")
+        for batch in range(2):
+            out.writelines(json.dumps(line | {"batch": batch}) + "\n" for line in lines)
     return path
 
 

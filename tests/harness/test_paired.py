@@ -12,23 +12,26 @@ import pytest
 
 from harness import paired
 from harness.paired import Variant, describe, parse, play, ratio_interval, report, table
+from harness.paired_options import recording
 from harness.protocols import UsageError
 
 UPDATES = 2
+SHAPE = ("rollout.group_size=4", "rollout.groups_per_batch=3")  # the recording's
 
 
 @pytest.fixture(scope="module")
 def played(small_recording: Path) -> dict[str, Variant]:
     configs, updates, workload = parse(
         [
-            f"replay={small_recording}", f"updates={UPDATES}", "rollout.group_size=4",
+            f"replay={small_recording}", f"updates={UPDATES}", *SHAPE,
             "a=schedule=sync", "b=schedule=stream,schedule.release=reward",
             "c=schedule=stream,schedule.release=auto",
         ]
     )  # fmt: skip
     assert (updates, workload) == (UPDATES, "recorded")
     variants = {letter: Variant(config) for letter, config in configs.items()}
-    asyncio.run(play(list(variants.values()), updates, workload))
+    recorded, updates = recording(configs["a"], updates)
+    asyncio.run(play(list(variants.values()), recorded, updates, workload))
     return variants
 
 
@@ -71,8 +74,9 @@ def test_bounds_are_computed_from_what_the_synchronous_passes_took(played):
 
 
 def test_the_report_has_every_figure_and_is_json(played):
-    found = json.loads(json.dumps(report(played, "recorded"), allow_nan=False))
+    found = json.loads(json.dumps(report(played, "recorded", 2), allow_nan=False))
     assert found["updates"] == UPDATES
+    assert found["recorded_updates"] == 2
     assert found["workload_says"] == "the recording's own timings"
     a, b, c = found["variants"].values()
     assert a["first_over_this"] is None
@@ -114,7 +118,7 @@ def test_the_interval_by_hand():
 def test_sync_against_stream_is_what_nobody_asked_otherwise(small_recording):
     configs, updates, workload = parse([f"replay={small_recording}"])
     assert [(k, c.schedule.name) for k, c in configs.items()] == [("a", "sync"), ("b", "stream")]
-    assert (updates, workload) == (24, "recorded")
+    assert (updates, workload) == (None, "recorded")
     assert all(c.cluster.pin_cores for c in configs.values())
 
 
@@ -142,3 +146,23 @@ def test_what_cannot_be_compared_is_refused_in_one_line(small_recording, argumen
     captured = capsys.readouterr()
     assert captured.err == f"error: {raised.value}\n"
     assert captured.out == ""
+
+
+def test_no_recorded_update_is_played_twice(small_recording, tmp_path, capsys, monkeypatch):
+    """A repeat is no independent pair; without `updates` it is what was recorded."""
+    given = [f"replay={small_recording}", *SHAPE]
+    configs, updates, _ = parse(given)
+    recorded, updates = recording(configs["a"], updates)
+    assert updates == len(recorded) == 2
+    monkeypatch.setattr(sys, "argv", ["paired", *given, "updates=3"])
+    assert paired.main() == 2
+    assert capsys.readouterr().err == (
+        f"error: updates=3: replay={small_recording} has 2 whole updates, and a repeat tells "
+        "nothing new; give updates=2 or fewer\n"
+    )
+    lines = small_recording.read_text().splitlines(keepends=True)
+    one = tmp_path / "one.jsonl"
+    one.write_text("".join(line for line in lines if json.loads(line)["batch"] == 0))
+    configs, updates, _ = parse([f"replay={one}", *SHAPE])
+    with pytest.raises(UsageError, match="1 whole update in it"):
+        recording(configs["a"], updates)

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from harness.clock import WallClock
+from harness.config import RolloutConfig
 from harness.protocols import (
     Completion,
     Event,
@@ -27,13 +28,14 @@ from harness.protocols import (
     UsageError,
     VersionSpan,
 )
-from harness.replay import Replay
+from harness.replay import Replay, whole_batches
 from harness.trajectory_lines import decode
 from harness.workload import WORKLOADS, transform
 
 RECORDED = Path(__file__).parents[1] / "thundersync" / "data" / "recorded.jsonl.gz"
 SHRINK = 0.02  # of the recorded delays
 VERSION = 7
+RECORDED_WITH = RolloutConfig(group_size=8, groups_per_batch=3)
 
 
 class Echo:
@@ -77,7 +79,8 @@ def play(path: Path, index: int = 0) -> tuple[Any, list[Event], Echo]:
 
     async def body() -> tuple[Any, list[Event], Echo]:
         engine = Echo()
-        replay = Replay(path, cast(Any, engine), WallClock(), 1.0)
+        recorded = whole_batches(path, RECORDED_WITH)
+        replay = Replay(recorded, cast(Any, engine), WallClock(), 1.0)
         batch = replay.start(index, VERSION, (), 0, lambda event: None)
         events = []
         while (event := await batch.next()) is not None:
@@ -167,7 +170,27 @@ def test_only_whole_batches_are_played_and_they_repeat(tmp_path):
 def test_a_recording_without_a_verdict_is_refused(tmp_path):
     path = write(tmp_path, lines(lambda line: line.update(reward=None)))
     with pytest.raises(UsageError, match="no judged trajectory"):
-        Replay(path, cast(Any, Echo()), WallClock(), 1.0)
+        whole_batches(path, RECORDED_WITH)
+
+
+@pytest.mark.parametrize(("size", "count"), [(4, 3), (8, 8)])
+def test_a_recording_of_another_group_size_or_count_is_refused(tmp_path, size, count):
+    """Both values are named, and the overrides to give."""
+    path = write(tmp_path, lines())
+    with pytest.raises(UsageError) as raised:
+        whole_batches(path, RolloutConfig(group_size=size, groups_per_batch=count))
+    assert str(raised.value) == (
+        f"rollout.group_size={size} rollout.groups_per_batch={count}: replay={path} was recorded "
+        "with 3 groups of 8; give rollout.group_size=8 rollout.groups_per_batch=3"
+    )
+
+
+def test_a_recording_without_a_whole_batch_is_refused(tmp_path):
+    made = lines()
+    second = [line | {"batch": 1} for line in made if line["group"] != made[0]["group"]]
+    path = write(tmp_path, [*made[1:], *second])
+    with pytest.raises(UsageError, match="none of its 2 batches has 3 groups of 8"):
+        whole_batches(path, RECORDED_WITH)
 
 
 def batches() -> dict[int, dict[int, list[Trajectory]]]:
@@ -219,4 +242,4 @@ def test_a_recording_under_a_kl_in_the_reward_is_refused(tmp_path):
     """Its rewards contain a KL to weights that are gone."""
     path = write(tmp_path, lines(lambda line: line["report"].update(kl_penalty=0.1)))
     with pytest.raises(UsageError, match=r"recorded under objective\.kl\.place=reward"):
-        Replay(path, cast(Any, Echo()), WallClock(), 1.0)
+        whole_batches(path, RECORDED_WITH)
