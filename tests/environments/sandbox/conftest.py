@@ -158,9 +158,10 @@ class OwnEngine:
         return [path for p in (f"*/{name}", name) for path in base.glob(p) if path.is_dir()]
 
     def counts_after_kill(self) -> dict[str, int]:
-        """Of an engine that was killed itself: it forgets empty control groups of its own."""
+        """Of an engine that was killed itself: control groups, and the layer of a container that
+        it was just making, it forgets; nobody can ask it to remove them."""
         counts = self.counts()
-        del counts["groups"]
+        del counts["groups"], counts["layers"]
         return counts
 
     def _layers(self) -> list[Path]:
