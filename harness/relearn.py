@@ -33,16 +33,59 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+# What every verb's line holds besides its name (harness/learner/log.py).
+_ARGUMENTS = {
+    "accumulate": ("ids", "coefficients"),
+    "capture": ("ids", "rewards"),
+    "commit": ("id", "reward"),
+    "discard": ("ids",),
+    "fold": ("group", "coefficients"),
+    "drop": ("group",),
+    "step": ("normaliser", "gradient_norm"),
+    "publish": ("version",),
+}
+
+
+def _verb(text: str) -> dict[str, Any]:
+    """Raises ValueError for a line that is no verb."""
+    verb = json.loads(text)
+    if not isinstance(verb, dict) or str(verb.get("verb")) not in _ARGUMENTS:
+        raise ValueError("no verb")
+    missing = [name for name in _ARGUMENTS[verb["verb"]] if name not in verb]
+    if missing:
+        raise ValueError(f"{verb['verb']} without {', '.join(missing)}")
+    return verb
+
+
 def verbs(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a learner.jsonl; what follows the last publication (an update that a time budget
-    cut short, be it after its step) is left out."""
+    cut short, be it after its step, or a last line that a crash cut) is left out. Raises UsageError
+    for any other line that is no verb."""
     held: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            held.append(json.loads(line))
+        for number, text in enumerate(file, start=1):
+            if not text.endswith("\n"):
+                return
+            try:
+                held.append(_verb(text))
+            except ValueError as error:
+                raise UsageError(
+                    f"run={path.parent}: line {number} of {path.name} cannot be played ({error}); "
+                    "take a run of this version"
+                ) from error
             if held[-1]["verb"] == "publish":
                 yield from held
                 held = []
+
+
+def _of(known: dict[str, Trajectory], ids: list[str]) -> list[Trajectory]:
+    missing = [i for i in ids if i not in known]
+    if missing:
+        raise UsageError(
+            f"trajectories.jsonl: {missing[0]} is learnt from and not in it; "
+            "both records must be of one run, and whole"
+        )
+    return [known[i] for i in ids]
 
 
 async def play(
@@ -51,10 +94,10 @@ async def play(
     """Carry one verb out; a step returns its gradient norm."""
     name = verb["verb"]
     if name == "accumulate":
-        await learner.accumulate([known[i] for i in verb["ids"]], verb["coefficients"])
+        await learner.accumulate(_of(known, verb["ids"]), verb["coefficients"])
     elif name == "capture":
-        rewards = zip(verb["ids"], verb["rewards"], strict=True)
-        await learner.capture([replace(known[i], reward=reward) for i, reward in rewards])
+        rewarded = zip(_of(known, verb["ids"]), verb["rewards"], strict=True)
+        await learner.capture([replace(t, reward=reward) for t, reward in rewarded])
     elif name == "commit":
         await learner.commit(verb["id"], verb["reward"])
     elif name == "discard":

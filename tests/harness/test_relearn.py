@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any, cast
 
-from harness.relearn import verbs
+import pytest
+
+from harness.protocols import UsageError
+from harness.relearn import play, verbs
+
+ARGUMENTS = {
+    "capture": {"ids": ["0-0"], "rewards": [1.0]},
+    "fold": {"group": 0, "coefficients": {"0-0": [1.0, 0.5]}},
+    "accumulate": {"ids": ["0-0"], "coefficients": [0.5]},
+    "step": {"normaliser": 4.0, "gradient_norm": 0.1},
+    "publish": {"version": 1},
+}
 
 
 def write(folder: Path, *names: str) -> Path:
     path = folder / "learner.jsonl"
-    path.write_text("".join(json.dumps({"verb": name}) + "\n" for name in names))
+    lines = [json.dumps({"verb": name, **ARGUMENTS[name]}) for name in names]
+    path.write_text("".join(line + "\n" for line in lines))
     return path
 
 
@@ -20,3 +34,39 @@ def test_an_update_that_was_never_published_is_left_out(tmp_path):
     assert [v["verb"] for v in verbs(path)] == ["capture", "step", "publish"]
     path = write(tmp_path, "accumulate", "step", "publish", "accumulate")
     assert [v["verb"] for v in verbs(path)] == ["accumulate", "step", "publish"]
+
+
+@pytest.mark.parametrize("kept", [1, 30, -1])
+def test_a_last_line_that_a_crash_cut_is_left_out(tmp_path, kept):
+    path = write(tmp_path, "accumulate", "step", "publish", "capture")
+    whole, last = path.read_text().splitlines(keepends=True)[:-1], json.dumps(ARGUMENTS["capture"])
+    path.write_text("".join(whole) + last[:kept])
+    assert [v["verb"] for v in verbs(path)] == ["accumulate", "step", "publish"]
+    # Though it be a publication, and whole but for its end: what is cut is never played.
+    path.write_text(path.read_text()[: -len(last[:kept])].rstrip("\n"))
+    assert [v["verb"] for v in verbs(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"verb":"accum', "Invalid control character"),
+        ("[1]", "no verb"),
+        ('{"verb":"acumulate"}', "no verb"),
+        ('{"verb":["step"]}', "no verb"),
+        ('{"verb":"step","normaliser":4.0}', "step without gradient_norm"),
+    ],
+)
+def test_any_other_bad_line_is_named(tmp_path, line, words):
+    path = write(tmp_path, "accumulate", "step", "publish")
+    path.write_text(f"{path.read_text()}{line}\n" + path.read_text())
+    with pytest.raises(UsageError) as raised:
+        list(verbs(path))
+    assert str(raised.value).startswith(f"run={tmp_path}: line 4 of learner.jsonl cannot be played")
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("verb", ["accumulate", "capture"])
+def test_a_trajectory_that_was_not_recorded_is_named(verb):
+    with pytest.raises(UsageError, match=r"trajectories\.jsonl: 0-0 is learnt from and not in it"):
+        asyncio.run(play(cast(Any, None), {"verb": verb, **ARGUMENTS[verb]}, {}))
