@@ -187,22 +187,48 @@ def test_discarded_and_dropped_buffers_are_given_back():
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_no_course_of_events_exceeds_the_plan(data):
-    """Random captures, commits, discards and folds of three groups, in every form and dtype."""
+    """Random captures, commits, discards, folds and drops of three groups, in every form and
+    dtype. A discarded trajectory is tried again; a group ends once all of it is committed."""
     form = data.draw(st.sampled_from(["affine", "bucket", "auto"]))
     dtype = data.draw(st.sampled_from(["bfloat16", "float32", "float64"]))
     always = data.draw(st.booleans())
     release = data.draw(st.sampled_from(["reward", "submit"]))
     ledger = GradientLedger(form, getattr(torch, dtype), bucket_cap=G)
+    total = [torch.zeros(7, dtype=torch.promote_types(torch.float32, getattr(torch, dtype)))]
     waiting = [(g, i) for g in range(3) for i in range(G)]
     held: list[tuple[int, int]] = []
-    while waiting or held:
-        if waiting and (not held or (release == "submit" and data.draw(st.booleans()))):
+    committed: dict[int, dict[str, tuple[float, float]]] = {g: {} for g in range(3)}
+    discards = 0
+    while waiting or held or committed:
+        full = [g for g, known in committed.items() if len(known) == G]
+        verbs = ["end"] * bool(full) + ["commit"] * bool(held)
+        if waiting and (release == "submit" or not held):
+            verbs.append("capture")
+        if held and release == "submit" and discards < G:
+            verbs.append("discard")
+        verb = data.draw(st.sampled_from(verbs))
+        if verb == "capture":
             g, i = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
             ledger.capture(g, [f"{g}/{i}"], [torch.ones(7)], [torch.ones(7)] if always else None)
             held.append((g, i))
+        elif verb == "end":
+            g = data.draw(st.sampled_from(full))
+            known = committed.pop(g)
+            if data.draw(st.booleans()):
+                ledger.fold(g, known, total)
+            else:
+                ledger.drop(g)
         else:
             g, i = held.pop(data.draw(st.integers(0, len(held) - 1)))
-            ledger.commit([f"{g}/{i}"], float(data.draw(st.integers(0, 4))))
+            if verb == "commit":
+                reward = float(data.draw(st.integers(0, 4)))
+                ledger.commit([f"{g}/{i}"], reward)
+                committed[g][f"{g}/{i}"] = reward, reward - 1.0
+            else:
+                ledger.discard([f"{g}/{i}"])
+                waiting.append((g, i))
+                discards += 1
+    ledger.end_of_update()
     bounded = plan(
         form=form, release=release, always=always, stored_bytes=ITEM[dtype],
         buckets=G if form == "bucket" else 2,
@@ -210,3 +236,6 @@ def test_no_course_of_events_exceeds_the_plan(data):
     scratch = bounded.update_bytes(7) - 7 * max(4, ITEM[dtype])
     widened = 7 * 8 if dtype == "float64" else 0
     assert 0 < ledger.bytes_peak <= bounded.ledger_bytes(7) + scratch + widened
+    ledger.reset_peaks()
+    ledger.capture(0, ["next"], [torch.ones(7)])
+    assert ledger.buffers_peak == 1  # nothing else is left
