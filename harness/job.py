@@ -16,7 +16,7 @@ from harness import composition, multirun
 from harness.config import Config
 from harness.interrupt import Interrupted, signals_raise
 from harness.protocols import InfrastructureError, UsageError
-from harness.validation import validate
+from harness.validation import check_trains, validate
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,7 @@ def check(config: Config) -> None:
             f"env.split={config.env.split}: training would see the held-out tasks; "
             "take another split than env.eval_split"
         )
-    if config.agent.name != "policy":
-        raise UsageError(
-            f"agent={config.agent.name}: harness.run trains the policy; "
-            "python -m harness.evaluate takes the other agents"
-        )
+    check_trains(config, "harness.run")
 
 
 def run(node: DictConfig) -> None:

@@ -4,13 +4,13 @@
     b=schedule=stream,schedule.release=group c=schedule=stream,schedule.release=auto ...]
     [workload=recorded|long_verification|correlated_groups]
 
-Engine and learner are pinned to cores of their own; the engine decodes the recorded tokens at their
-real cost, tool calls and verification take their recorded time, or that of the workload. Every
-recorded update is played under every variant, in an order that is rotated from update to update, so
-that a machine whose speed drifts drifts under all. `updates` is 24, or as many as were recorded
-whole, and never more: a repeat tells nothing new, and the interval takes updates for independent.
-Prints what each variant took and the paired ratio of the first variant's update times to its own,
-with the 95 % interval.
+Engine and learner are pinned to cores of their own (cluster.pin_cores=false: they are not, and the
+report says so); the engine decodes the recorded tokens at their real cost, tool calls and
+verification take their recorded time, or that of the workload. Every recorded update is played
+under every variant, in an order that is rotated from update to update, so that a machine whose
+speed drifts drifts under all. `updates` is 24, or as many as were recorded whole, and never more: a
+repeat tells nothing new, and the interval takes updates for independent. Prints what each variant
+took and the paired ratio of the first variant's update times to its own, with the 95 % interval.
 """
 
 from __future__ import annotations
@@ -174,6 +174,7 @@ def report(variants: Mapping[str, Variant], workload: str, recorded_updates: int
     return {
         "replay": str(first.config.replay),
         "workload": workload,
+        "pinned": first.config.cluster.pin_cores,
         "workload_says": WORKLOADS[workload].says,
         "arrival_correlation": statistics.fmean(correlations) if correlations else None,
         "updates": len(first.rows),
@@ -186,7 +187,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
     """The report in 100 columns, for people."""
     lines = [
         f"{found['updates']} updates, workload={found['workload']}: {found['workload_says']}; "
-        f"arrival correlation {_number(found['arrival_correlation'], '.2f')}",
+        f"arrival correlation {_number(found['arrival_correlation'], '.2f')}; "
+        f"pinned: {str(found['pinned']).lower()}",
         f"{'':14}{'update':>8}{'rollout':>8}{'tail':>7}{'overlap':>8}{'idle learner':>13}"
         f"{'buffers':>8}  {'first / this':<22}played at",
     ]

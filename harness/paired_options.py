@@ -9,7 +9,7 @@ from harness import composition
 from harness.config import Config, flatten
 from harness.protocols import UsageError
 from harness.replay import whole_batches
-from harness.validation import validate
+from harness.validation import check_trains, validate
 from harness.workload import WORKLOADS, Batches
 
 MAY_DIFFER = (
@@ -35,8 +35,8 @@ def parse(arguments: Sequence[str]) -> tuple[dict[str, Config], int | None, str]
         key, _, value = argument.partition("=")
         if key in options:
             options[key] = value
-        elif len(key) == 1 and key in LETTERS:
-            letters[key] = value
+        elif len(key) == 1:
+            letters[key] = _variant(key, value)
         else:
             shared.append(argument)
     letters = letters or {"a": "schedule=sync", "b": "schedule=stream"}
@@ -46,8 +46,7 @@ def parse(arguments: Sequence[str]) -> tuple[dict[str, Config], int | None, str]
     if len(letters) < 2:
         raise UsageError(f"{next(iter(letters))}=...: give two variants or more, a to h")
     configs = {
-        letter: composition.compose(shared + letters[letter].split(","))
-        for letter in sorted(letters)
+        letter: composition.compose(shared + split(letters[letter])) for letter in sorted(letters)
     }
     _check(configs)
     return configs, updates, workload
@@ -72,6 +71,35 @@ def recording(config: Config, updates: int | None) -> tuple[Batches, int]:
     return recorded, updates
 
 
+def _variant(letter: str, overrides: str) -> str:
+    if letter not in LETTERS:
+        raise UsageError(
+            f"{letter}={overrides}: no such variant; {LETTERS[0]} to {LETTERS[-1]} are variants"
+        )
+    if not overrides:
+        raise UsageError(f"{letter}=: an empty variant; give its overrides: {letter}=schedule=sync")
+    return overrides
+
+
+def split(overrides: str) -> list[str]:
+    """At commas outside brackets and quotes: a value may be a list of its own."""
+    parts, depth, quote = [""], 0, ""
+    for character in overrides:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "[{(":
+            depth += 1
+        elif character in ")}]":
+            depth -= 1
+        elif character == "," and not depth:
+            parts.append("")
+            continue
+        parts[-1] += character
+    return parts
+
+
 def _updates(text: str | None) -> int | None:
     if text is None:
         return None
@@ -84,6 +112,12 @@ def _check(configs: Mapping[str, Config]) -> None:
     (first, reference), *others = configs.items()
     for config in configs.values():
         validate(config)
+        check_trains(config, "harness.paired")
+        if config.parity.every:
+            raise UsageError(
+                f"parity.every={config.parity.every}: harness.paired checks no parity; leave it "
+                "out, python -m harness.run replay=... takes it"
+            )
         if config.replay is None:
             raise UsageError("replay=null: give a run's trajectories.jsonl to play back")
     for letter, config in others:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from harness.agents import Agent, PolicyAgent, scripted
 from harness.clock import WallClock
+from harness.cluster.pinning import cores
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.learner.client import TorchLearnerClient
@@ -40,14 +41,6 @@ class Parts:
     learner: Any
     chat: Any
     policy_folder: Path | None
-
-
-def cores(config: Config) -> tuple[list[int] | None, list[int] | None]:
-    """(engine's cores, learner's cores) where cluster.pin_cores asks for disjoint ones."""
-    if not config.cluster.pin_cores:
-        return None, None
-    first = config.schedule.engine_devices
-    return list(range(first)), list(range(first, first + config.schedule.learner_devices))
 
 
 @contextlib.asynccontextmanager

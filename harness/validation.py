@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.cluster import pinning
 from harness.config import Config, SandboxConfig, lookup
 from harness.objectives import contradictions, exactness
 from harness.objectives.estimators import ESTIMATORS
@@ -134,6 +135,7 @@ def validate(config: Config) -> None:
             "objective.kl.place=loss, or no replay"
         )
     _ranks(config)
+    pinning.cores(config)  # says itself where they are not there
     _hosts(config.sandbox)
     config.env.check()
     _exists("env.data_dir", getattr(config.env, "data_dir", None))  # not every environment has one
@@ -149,6 +151,15 @@ def validate(config: Config) -> None:
         raise UsageError(
             f"schedule.release={config.schedule.release}: schedule=sync releases batch; "
             "take schedule=stream for the other rungs"
+        )
+
+
+def check_trains(config: Config, command: str) -> None:
+    """Raises UsageError for an agent that `command` cannot train."""
+    if config.agent.name != "policy":
+        raise UsageError(
+            f"agent={config.agent.name}: {command} trains the policy; "
+            "python -m harness.evaluate takes the other agents"
         )
 
 

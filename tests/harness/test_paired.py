@@ -6,13 +6,15 @@ import asyncio
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import paired
+from harness.config import ClusterConfig
 from harness.paired import Variant, describe, parse, play, ratio_interval, report, table
-from harness.paired_options import recording
+from harness.paired_options import recording, split
 from harness.protocols import UsageError
 
 UPDATES = 2
@@ -77,6 +79,7 @@ def test_the_report_has_every_figure_and_is_json(played):
     found = json.loads(json.dumps(report(played, "recorded", 2), allow_nan=False))
     assert found["updates"] == UPDATES
     assert found["recorded_updates"] == 2
+    assert found["pinned"] is True
     assert found["workload_says"] == "the recording's own timings"
     a, b, c = found["variants"].values()
     assert a["first_over_this"] is None
@@ -91,6 +94,8 @@ def test_the_report_has_every_figure_and_is_json(played):
         assert variant["per_update_s"] == pytest.approx(mean_s)
         assert 0 <= variant["idle_learner"] <= 1
     lines = table(found)
+    assert lines[0].endswith("; pinned: true")
+    assert table(found | {"pinned": False})[0].endswith("; pinned: false")
     assert len(lines) == 2 + 3
     assert all(f" {name}" in line for name, line in zip(("sync", "stream", "stream"), lines[2:],
                strict=True))  # fmt: skip
@@ -129,6 +134,10 @@ def test_sync_against_stream_is_what_nobody_asked_otherwise(small_recording):
         (["workload=quick"], "workload=quick: not available; there is: recorded, long_ver"),
         (["a=schedule=sync"], "a=...: give two variants or more"),
         (["a=schedule=sync", "b=schedule=stream,seed=3"], "seed=0 under a, 3 under b"),
+        (["a=", "b=schedule=stream"], "a=: an empty variant; give its overrides: a=schedule=sync"),
+        (["a=schedule=sync", "z=schedule=stream"], "z=schedule=stream: no such variant; a to h"),
+        (["agent=oracle"], "agent=oracle: harness.paired trains the policy"),
+        (["parity.every=2"], "parity.every=2: harness.paired checks no parity"),
         (["replay=null"], "replay=null: give a run's trajectories.jsonl"),
         (["replay=nowhere.jsonl"], "replay=nowhere.jsonl: no such file"),
     ],
@@ -166,3 +175,23 @@ def test_no_recorded_update_is_played_twice(small_recording, tmp_path, capsys, m
     configs, updates, _ = parse([f"replay={one}", *SHAPE])
     with pytest.raises(UsageError, match="1 whole update in it"):
         recording(configs["a"], updates)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        ("schedule=sync", ["schedule=sync"]),
+        ("schedule=stream,seed=1", ["schedule=stream", "seed=1"]),
+        ("x=[a,b],seed=1", ["x=[a,b]", "seed=1"]),
+        ("x={a:1,b:[2,3]},y='p,q'", ["x={a:1,b:[2,3]}", "y='p,q'"]),
+    ],
+)
+def test_a_variant_is_split_at_commas_outside_brackets(overrides, parts):
+    assert split(overrides) == parts
+
+
+def test_what_is_not_pinned_is_said(played):
+    config = replace(played["a"].config, cluster=ClusterConfig(pin_cores=False))
+    unpinned = Variant(config)
+    unpinned.rows, unpinned.timings = played["a"].rows, played["a"].timings
+    assert report({"a": unpinned}, "recorded", 2)["pinned"] is False
