@@ -121,6 +121,21 @@ def _overlap(summary: Mapping[str, Any]) -> str:
     return f"{text}, played at {rungs}" if rungs else text
 
 
+def parity_line(parity: Mapping[str, Any] | None) -> str | None:
+    """The `parity` part of a summary in words; None for a run that checks nothing."""
+    if parity is None:
+        return None
+    if not parity["checked"]:
+        return "no update was checked: none had a gradient of three rows or more"
+    verdict = f"{parity['held']} of {parity['checked']} updates hold"
+    if not parity["ok"]:
+        verdict = f"DOES NOT HOLD: {verdict}"
+    return (
+        f"{verdict}; error up to {_text(parity['gradient_relative_error_max'], '{:.1e}')}, "
+        f"control {_text(parity['control_relative_error_max'], '{:.1e}')}"
+    )
+
+
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """What a person wants to know at the end of a run; fits 80 columns."""
     time_s, idle, accuracy = summary["time"], summary["idle"], summary["accuracy"]
@@ -139,6 +154,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         ("idle", f"learner {_text(idle['learner'], '{:.0%}')}, "
          f"engine {_text(idle['engine'], '{:.0%}')}"),
         ("overlap", _overlap(summary)),
+        ("parity", parity_line(summary["parity"])),
         ("trajectories", f"{summary['trajectories']}, lost {summary['trajectories_lost']}"),
         ("sandboxes", f"{summary['sandbox']}: {boxes['created']} created, {boxes['removed']} "
          f"removed, {boxes['leaked']} leaked"),
@@ -154,7 +170,8 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
          f"{summary['hardware']}"),
     )  # fmt: skip
     for name, value in rows:
-        table.add_row(name, value)
+        if value is not None:
+            table.add_row(name, value)
     return table
 
 

@@ -114,6 +114,7 @@ class ParityChecks:
         }
         return {
             "checked": len(self.figures),
+            "held": sum(holds(f) is True for f in self.figures),
             "ok": all(map(holds, self.figures)) if self.figures else None,
             "permutations": self._permutations,
             "gradient_relative_error_max": largest["gradient_relative_error"],

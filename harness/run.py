@@ -14,7 +14,9 @@ from harness import entry
 
 
 def headline(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """The figures that a script wants first."""
+    """The figures that a script wants first; `parity_ok` where the run checks parity,
+    `release_updates` (updates played at each rung) under release=auto."""
+    parity, played = summary["parity"], summary.get("release_updates")
     return {
         "summary": str(path),
         **{
@@ -30,6 +32,8 @@ def headline(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
         "idle_learner": summary["idle"]["learner"],
         "idle_engine": summary["idle"]["engine"],
         "sandboxes_leaked": summary["sandboxes"]["leaked"],
+        **({} if parity is None else {"parity_ok": parity["ok"]}),
+        **({} if played is None else {"release_updates": played}),
     }
 
 
@@ -41,12 +45,16 @@ def close(sweep: bool) -> None:
     summaries = entry.load_summaries(state.folders if state is not None else job.folders)
     if not summaries:
         return  # nothing began: the error's line has said why
+    from harness.display import parity_line, print_closing_table, printable
+
     if not sys.stdout.isatty():
+        for path, summary in summaries:
+            if summary["parity"] is not None and summary["parity"]["ok"] is False:
+                line = f"parity {parity_line(summary['parity'])}: {path}"
+                print(printable(line, sys.stderr), file=sys.stderr, flush=True)
         lines = [headline(path, summary) for path, summary in summaries]
         entry.closing_line(lines if sweep else lines[0])
         return
-    from harness.display import print_closing_table
-
     for path, summary in summaries:
         print_closing_table(summary, path, sys.stdout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.config import Config
@@ -100,6 +100,20 @@ def summarise(
     return summary
 
 
+def released(rows: Sequence[Row]) -> dict[str, Any]:
+    """What `release=auto` came to: `release_chosen` is the rung that most updates were played at
+    (of several, the last played), `release_why` the reason its last update had, `release_updates`
+    how many updates each rung had."""
+    played = Counter(row["release"] for row in rows)
+    most = max(played.values())
+    chosen = next(row for row in reversed(rows) if played[row["release"]] == most)
+    return {
+        "release_chosen": chosen["release"],
+        "release_why": chosen["release_why"],
+        "release_updates": dict(played),
+    }
+
+
 def _add_training(
     summary: dict[str, Any], config: Config, training: Training, timeline: Timeline
 ) -> None:
@@ -136,11 +150,7 @@ def _add_training(
     }
     summary["parity"] = training.parity.summary()
     if config.schedule.release == "auto" and rows:
-        summary |= {
-            "release_chosen": rows[-1]["release"],
-            "release_why": rows[-1]["release_why"],
-            "release_updates": dict(Counter(row["release"] for row in rows)),
-        }
+        summary |= released(rows)
     if config.schedule.name == "stream":
         summary["overlap_efficiency"] = run_efficiency(rows)
         summary["ledger"] = {

@@ -11,6 +11,7 @@ import pytest
 
 from harness.overlap import run_efficiency
 from harness.records import SCHEMA_PATH
+from harness.summary import released
 
 
 def test_every_decision_is_written_down(run_job, small_recording: Path, tmp_path: Path):
@@ -34,9 +35,26 @@ def test_every_decision_is_written_down(run_job, small_recording: Path, tmp_path
         assert last_s <= star_s <= sync_s
         assert last_s <= took_s <= float(row["per_update_s"])
     assert summary["release"] == "auto"
-    assert summary["release_chosen"] == rows[-1]["release"]
-    assert summary["release_why"] == rows[-1]["release_why"]
     assert sum(summary["release_updates"].values()) == 3
+    assert summary | released(rows) == summary
+    assert job.closing["release_updates"] == summary["release_updates"]
     numbers = [{c: float(row[c]) for c in ("t_star_s", "t_sync_s", "t_s")} for row in rows]
     expected = run_efficiency(numbers)
     assert summary["overlap_efficiency"] == (expected and pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("rungs", "chosen", "why"),
+    [
+        ("group submit submit group submit reward", "submit", 4),
+        ("group submit reward reward submit group", "group", 5),  # a tie: the last
+        ("group", "group", 0),
+    ],
+)
+def test_the_rung_chosen_is_the_one_most_updates_were_played_at(rungs, chosen, why):
+    rows = [
+        {"release": rung, "release_why": f"because {n}"} for n, rung in enumerate(rungs.split())
+    ]
+    found = released(rows)
+    assert (found["release_chosen"], found["release_why"]) == (chosen, f"because {why}")
+    assert found["release_updates"] == {r: rungs.split().count(r) for r in rungs.split()}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pty
 from pathlib import Path
 
+import pytest
+
+from harness import job, multirun, run
 from harness.composition import compose
 from harness.display import Display, print_closing_table
 from harness.records import blank_summary
@@ -65,3 +69,61 @@ def test_the_closing_table_fits_eighty_columns_and_says_before_and_after() -> No
     assert "start 2" in text
     assert "efficiency 0.91, played at group x1, submit x19" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def _parity(ok: bool | None, held: int, checked: int) -> dict[str, object]:
+    figures = dict.fromkeys(("parameter_gap", "control_parameter_gap"), 1e-9 if checked else None)
+    return {
+        "checked": checked, "held": held, "ok": ok,
+        "gradient_relative_error_max": 9.12e-6 if checked else None,
+        "control_relative_error_max": 2.34e-7 if checked else None, **figures,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parity", "words"),
+    [
+        (_parity(True, 2, 2), "2 of 2 updates hold; error up to 9.1e-06, control 2.3e-07"),
+        (_parity(False, 1, 2), "DOES NOT HOLD: 1 of 2 updates hold; error up to 9.1e-06"),
+        (_parity(None, 0, 0), "no update was checked"),
+    ],
+)
+def test_a_parity_check_is_in_the_closing_table(parity, words) -> None:
+    summary = blank_summary(compose([])) | {"parity": parity}
+    stream = _ascii_stream()
+    print_closing_table(summary, Path("summary.json"), stream)
+    text = _written(stream)
+    (row,) = [line for line in text.splitlines() if line.startswith("| parity ")]
+    assert words[:40] in row
+    assert words in " ".join(text.replace("|", " ").split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_run_without_parity_checks_has_no_such_row() -> None:
+    stream = _ascii_stream()
+    print_closing_table(blank_summary(compose([])), Path("summary.json"), stream)
+    assert "parity" not in _written(stream)
+
+
+def test_a_failed_parity_check_is_seen_by_a_program_and_on_standard_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = blank_summary(compose([])) | {"parity": _parity(False, 1, 2)}
+    played = {"release_updates": {"group": 1, "submit": 1}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | played))
+    monkeypatch.setattr(job, "folders", [tmp_path])
+    monkeypatch.setattr(multirun, "current", lambda: None)
+    run.close(sweep=False)
+    captured = capsys.readouterr()
+    closing = json.loads(captured.out.splitlines()[-1])
+    assert closing["parity_ok"] is False
+    assert closing["release_updates"] == played["release_updates"]
+    assert captured.err.startswith("parity DOES NOT HOLD: 1 of 2 updates hold")
+    held = summary | {"parity": _parity(True, 2, 2)}
+    (tmp_path / "summary.json").write_text(json.dumps(held))
+    run.close(sweep=False)
+    captured = capsys.readouterr()
+    closing = json.loads(captured.out.splitlines()[-1])
+    assert closing["parity_ok"] is True
+    assert captured.err == "" and "release_updates" not in closing
+    assert "parity_ok" not in run.headline(tmp_path, blank_summary(compose([])))

@@ -114,6 +114,9 @@ def test_a_run_carries_its_own_parity_certificate(stream_job, sync_job):
     assert sync_job.summary["parity"] is None
     assert 1 <= parity["checked"] <= 2
     assert parity["ok"] is True
+    assert parity["held"] == parity["checked"]
+    assert stream_job.closing["parity_ok"] is True
+    assert "parity_ok" not in sync_job.closing
     assert 0 < parity["control_relative_error_max"] < 1e-5
     assert parity["gradient_relative_error_max"] <= 3 * parity["control_relative_error_max"]
     assert 0 < parity["parameter_gap"] <= 5 * parity["control_parameter_gap"]

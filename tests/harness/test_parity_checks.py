@@ -187,7 +187,8 @@ def test_an_update_without_a_gradient_checks_nothing_and_stays_due(tmp_path):
     batch = judged(synthetic_groups(1, learner.vocabulary, (0.0,), 2))
     checks = run_check(learner, batch)
     assert checks.summary() == {
-        "checked": 0, "ok": None, "permutations": 2, "gradient_relative_error_max": None,
+        "checked": 0, "held": 0, "ok": None, "permutations": 2,
+        "gradient_relative_error_max": None,
         "control_relative_error_max": None, "parameter_gap": None, "control_parameter_gap": None,
     }  # fmt: skip
     assert checks.due()
