@@ -82,8 +82,12 @@ def _hydra(task: Callable[[Any], None], check: Callable[[Config], None], config_
     hydra.main("pkg://configs", config_name, version_base="1.3")(task)()
 
 
-def guarded(body: Callable[[], None]) -> int:
-    """Run an entry point that is no Hydra main; every way to end is an exit code and one line."""
+def guarded(body: Callable[[], None], usage: str | None) -> int:
+    """Run an entry point that is no Hydra main; every way to end is an exit code and one line.
+    `--help` and `-h` print `usage`, the module's docstring."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print((usage or "").strip())
+        return 0
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

@@ -85,7 +85,7 @@ def evaluate_from_command_line() -> None:
 
 
 def main() -> int:
-    return entry.guarded(evaluate_from_command_line)
+    return entry.guarded(evaluate_from_command_line, __doc__)
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def compare_from_command_line() -> None:
 
 
 def main() -> int:
-    return entry.guarded(compare_from_command_line)
+    return entry.guarded(compare_from_command_line, __doc__)
 
 
 if __name__ == "__main__":

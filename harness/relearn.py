@@ -156,7 +156,7 @@ def relearn_from_command_line() -> None:
 
 
 def main() -> int:
-    return entry.guarded(relearn_from_command_line)
+    return entry.guarded(relearn_from_command_line, __doc__)
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def check_from_command_line() -> None:
 
 
 def main() -> int:
-    return entry.guarded(check_from_command_line)
+    return entry.guarded(check_from_command_line, __doc__)
 
 
 if __name__ == "__main__":

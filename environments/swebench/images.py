@@ -1,8 +1,8 @@
-"""The images of a data set: python -m environments.swebench.images list|pull|build|disk [env.KEY=…]
+"""The images of a data set: python -m environments.swebench.images COMMAND [env.KEY=VALUE ...]
 
-`list` says which are on the engine, `pull` fetches the others, `build` makes those that have a
-Dockerfile in a task repository, `disk` measures what is missing and what is free; pull does so
-before it starts. Keys: env.dataset (default verified), env.data_dir, env.images, env.registry,
+COMMAND: `list` says which are on the engine, `pull` fetches the others, `build` makes those that
+have a Dockerfile in a task repository, `disk` measures what is missing and what is free; pull does
+so before it starts. Keys: env.dataset (default verified), env.data_dir, env.images, env.registry,
 env.split (default all). One JSON line on standard output; exit 2 and one line for a mistake, 1
 where an image could not be had.
 """
@@ -55,6 +55,9 @@ class Outcome:
 
 
 def main(arguments: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print((__doc__ or "").strip())
+        return 0
     try:
         command, config, split = parse(arguments)
         source = PublishedSource(config)

@@ -49,7 +49,7 @@ def main() -> int:
         unpack(file, out)
         entry.closing_line({"policy": str(out)})
 
-    return entry.guarded(body)
+    return entry.guarded(body, __doc__)
 
 
 if __name__ == "__main__":
