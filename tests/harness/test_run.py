@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from mlflow import MlflowClient
 
 from harness.composition import free_folder
+from harness.policy.load import resolve
 from harness.records import SCHEMA_PATH
 
 _SMALL = (
@@ -74,9 +76,9 @@ sys.exit(entry.main(print, check, "config", print))
 
 
 def test_a_sweep_runs_every_job_and_tells_of_each(tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text("{}")
+    # A folder that passes the check at start, whose weights fail the job once it runs.
+    broken = shutil.copytree(resolve("tiny"), tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights")
     ended = _run(
         tmp_path, "-m", "schedule=sync", f"policy.path={broken},null", *_SMALL,
         "budget.limit=1", "evaluation.initial=false", "evaluation.final=false",
