@@ -118,7 +118,10 @@ def _overlap(summary: Mapping[str, Any]) -> str:
     text = f"efficiency {_text(summary['overlap_efficiency'], '{:.2f}')}"
     played = summary.get("release_updates", {})
     rungs = ", ".join(f"{rung} x{updates}" for rung, updates in played.items())
-    return f"{text}, played at {rungs}" if rungs else text
+    if not rungs:
+        return text
+    decide_s = _text(summary["time"]["decide_s"], "{:.3f}")
+    return f"{text}, played at {rungs}; deciding took {decide_s} s an update"
 
 
 def parity_line(parity: Mapping[str, Any] | None) -> str | None:

@@ -184,8 +184,9 @@ class Experiment:
         metrics = closing.metrics(row)
         self.tracker.update(row["update"], metrics)
         self._display.update(metrics)
-        if row["release_why"]:
-            self._display.note(f"update {row['update']}: {row['release_why']}")
+        if row["decide_s"] is not None:
+            why, took_s = row["release_why"], row["decide_s"]
+            self._display.note(f"update {row['update']}: {why}; decided in {took_s:.3f} s")
         if self.training is not None and row["gradient_relative_error"] is not None:
             self._display.note(describe(self.training.parity.figures[-1], row["update"]))
 

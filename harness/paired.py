@@ -146,6 +146,11 @@ def use_measured_costs(variants: Sequence[Variant]) -> None:
             variant.rows[-1] |= found.row()
 
 
+def _mean_known(rows: Sequence[Row], column: str) -> float | None:
+    known = [row[column] for row in rows if row[column] is not None]
+    return statistics.fmean(known) if known else None
+
+
 def describe(variant: Variant, first: Variant) -> dict[str, Any]:
     """What one variant did over the updates; the ratio is the first's update time over its own."""
     rows = variant.rows
@@ -156,6 +161,7 @@ def describe(variant: Variant, first: Variant) -> dict[str, Any]:
         "release": variant.schedule.release,
         **figures,
         "overlap_efficiency": run_efficiency(rows) if streams else None,
+        "decide_s": _mean_known(rows, "decide_s"),
         "release_played": dict(Counter(str(row["release"]) for row in rows)),
         "ledger_buffers_peak": max(row["ledger_buffers_peak"] for row in rows),
         "first_over_this": None
@@ -200,6 +206,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
             else f"{ratio['ratio']:.3f} ({ratio['low_95']:.3f}-{ratio['high_95']:.3f})"
         )
         played = ", ".join(f"{rung} x{n}" for rung, n in v["release_played"].items())
+        if v["decide_s"] is not None:
+            played += f", decided in {v['decide_s']:.3f} s"
         lines.append(
             f"{letter} {v['schedule'] + ':' + str(v['release']):<12}{v['per_update_s']:8.2f}"
             f"{v['rollout_s']:8.2f}{v['tail_s']:7.2f}{_number(v['overlap_efficiency'], '.2f'):>8}"

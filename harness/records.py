@@ -100,7 +100,7 @@ def blank_summary(config: Config) -> dict[str, Any]:
     """A summary of a run in which nothing has happened yet: every key of the schema is there."""
     times = (
         "total_s", "setup_s", "evaluation_s", "parity_s", "per_update_s", "rollout_s", "tail_s",
-        "learner_busy_s", "engine_busy_s", "verify_s", "sandbox_start_s",
+        "decide_s", "learner_busy_s", "engine_busy_s", "verify_s", "sandbox_start_s",
     )  # fmt: skip
     return {
         "schema_version": 1,

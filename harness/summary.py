@@ -20,6 +20,7 @@ _METRICS = {
     "per_update_s": "time/per_update_s",
     "rollout_s": "time/rollout_s",
     "tail_s": "time/tail_s",
+    "decide_s": "time/decide_s",
     "learner_busy_s": "time/learner_busy_s",
     "engine_busy_s": "time/engine_busy_s",
     "sandbox_start_s": "time/sandbox_start_s",
@@ -50,6 +51,8 @@ _METRICS = {
     "t_s": "overlap/t_s",
     "update": "update",
 }
+
+_MEANS = ("per_update_s", "rollout_s", "tail_s", "decide_s", "verify_s", "sandbox_start_s")
 
 
 def metrics(row: Row) -> dict[str, Any]:
@@ -125,10 +128,7 @@ def _add_training(
     summary["trajectories_lost"] = training.lost
     summary["tokens_generated"] = counters.tokens
     summary["tokens_trained"] = training.tokens_trained
-    summary["time"] |= {
-        name: _mean(rows, name)
-        for name in ("per_update_s", "rollout_s", "tail_s", "verify_s", "sandbox_start_s")
-    } | {
+    summary["time"] |= {name: _mean(rows, name) for name in _MEANS} | {
         "training_s": training.budget.elapsed_s,
         "parity_s": sum(end - start for start, end in training.budget.counters.pauses_s),
         "learner_busy_s": timeline.busy_s(learner, training.windows),

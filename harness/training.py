@@ -43,7 +43,8 @@ StartBatch = Callable[[int, int, Sequence[Task], int, Callable[[Event], None]], 
 class Training:
     """One run's training loop seen from a schedule; implements the Run protocol.
 
-    `release` is the schedule's rung until it says otherwise (`decided`); `timings` may go on from
+    `release` is the schedule's rung until it says otherwise (`decided`, which took `decide_s` of
+    the update; None where nothing was decided); `timings` may go on from
     earlier updates. `on_update` gets one row per optimizer step, `on_trajectory` every trajectory
     once its end is known (with its batch index)."""
 
@@ -89,6 +90,8 @@ class Training:
         self._figures: ParityFigures | None = None
         self.release: Release | None = release
         self.release_why = ""
+        self._handed_s = 0.0
+        self.decide_s: float | None = None
         self.timings = timings or History(separate=objective.regularised)
         self._version = version
         self._last_loss: InfrastructureKind = "start"
@@ -109,6 +112,7 @@ class Training:
             remaining_s = self.budget.remaining_s
             if remaining_s is not None:
                 self._clock.spawn(self._deadline(batch, remaining_s), f"deadline-{index}")
+            self._handed_s, self.decide_s = self._clock.now(), None
             yield batch
             index += 1
 
@@ -162,6 +166,8 @@ class Training:
         return self.chunks([t for t, advantage in pairs if self.matters(advantage)])
 
     def decided(self, release: Release, why: str) -> None:
+        """Timed from the batch's hand-over: its rollouts run on meanwhile, its events wait."""
+        self.decide_s = self._clock.now() - self._handed_s
         self.release, self.release_why = release, why
 
     async def step(self, batch: Batch) -> StepStats:
@@ -278,6 +284,7 @@ class Training:
             "budget_spent": self.budget.spent,
             "release": self.release,
             "release_why": self.release_why,
+            "decide_s": self.decide_s,
             **self._overlap(batch, stats, timeline),
             **{name: getattr(self._figures, name, None) for name in PARITY_COLUMNS},
         }

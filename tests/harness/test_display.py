@@ -62,12 +62,14 @@ def test_the_closing_table_fits_eighty_columns_and_says_before_and_after() -> No
     }  # fmt: skip
     summary["infrastructure_errors"] = {"start": 2}
     summary |= {"overlap_efficiency": 0.914, "release_updates": {"group": 1, "submit": 19}}
+    summary["time"]["decide_s"] = 0.0421
     stream = _ascii_stream()
     print_closing_table(summary, Path("outputs/summary.json"), stream)
     text = _written(stream)
     assert "25.0% +- 5.4% before -> 50.0% +- 6.2% after" in text
     assert "start 2" in text
     assert "efficiency 0.91, played at group x1, submit x19" in text
+    assert "deciding took 0.042 s an update" in " ".join(text.replace("|", " ").split())
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -89,6 +89,8 @@ def test_the_report_has_every_figure_and_is_json(played):
         assert ratio["low_95"] <= ratio["ratio"] <= ratio["high_95"]
     assert sum(c["release_played"].values()) == UPDATES
     assert b["ledger_buffers_peak"] >= 1
+    assert (a["decide_s"], b["decide_s"]) == (None, None)
+    assert 0 < c["decide_s"] < c["per_update_s"]
     for variant, played_one in zip((a, b, c), played.values(), strict=True):
         mean_s = math.fsum(row["per_update_s"] for row in played_one.rows) / UPDATES
         assert variant["per_update_s"] == pytest.approx(mean_s)
@@ -100,6 +102,7 @@ def test_the_report_has_every_figure_and_is_json(played):
     assert all(f" {name}" in line for name, line in zip(("sync", "stream", "stream"), lines[2:],
                strict=True))  # fmt: skip
     assert f"x{UPDATES}" in lines[2]
+    assert lines[4].endswith(f"decided in {c['decide_s']:.3f} s")
 
 
 def test_the_ratio_is_of_pairs(played):

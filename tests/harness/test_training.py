@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
+from typing import cast
 
 import pytest
 
@@ -260,5 +262,23 @@ def test_a_batch_that_lost_everything_is_no_update():
         with pytest.raises(InfrastructureError, match="every group of batch 0"):
             await run.finish_update(batch, STATS)
         assert run.budget.counters.updates == 1
+
+    asyncio.run(body())
+
+
+def test_the_time_of_a_decision_is_the_update_s_and_not_the_next_one_s():
+    async def body() -> None:
+        run = training(WallClock(), BudgetConfig("updates", 5), Quiet())
+        rows: list[dict[str, object]] = run.rows
+        batches = run.batches()
+        for decides in (True, False):
+            batch = await anext(batches)
+            if decides:
+                time.sleep(0.05)  # a choice is computed, it does not wait
+                run.decided("group", "because")
+            await run.finish_update(batch, STATS)
+        decided, undecided = rows
+        assert 0.05 <= cast(float, decided["decide_s"]) <= cast(float, decided["per_update_s"])
+        assert undecided["decide_s"] is None
 
     asyncio.run(body())
