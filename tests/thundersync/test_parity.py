@@ -211,6 +211,18 @@ def test_a_lost_and_retried_trajectory_enters_once(
     assert discarded["2-3-lost"] <= 1  # where a burst is one event it may have been captured
 
 
+def test_a_group_whose_only_capture_was_lost_has_nothing_to_fold(policy, tmp_path, controls):
+    """All else of it comes in the burst in which it closes."""
+    reference, control = controls["binary"]
+    config, groups = make_config("submit"), recorded(1)
+    first = groups[1].trajectories[0]
+    order = [first, *(t for g in groups for t in g.trajectories if t is not first)]
+    batch = RecordedBatch(groups, order, burst=99, retried={first.trajectory_id: 1})
+    streamed = play(Stream(config), service(policy, tmp_path, config), config, [batch])
+    assert relative_error(streamed.directions[0], reference) <= 3 * control
+    assert streamed.discarded == [f"{first.trajectory_id}-lost"]
+
+
 def test_submit_holds_one_pending_buffer_per_unrewarded_trajectory(policy, tmp_path, controls):
     reference, control = controls["binary"]
     config, groups = make_config("submit"), recorded(1)

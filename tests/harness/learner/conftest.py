@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +42,9 @@ class ProbedClient(TorchLearnerClient):
 
     async def rebuild(self, options: dict[str, Any]) -> None:
         """Another learner in the same processes: a process takes seconds to start."""
-        self._placement = options["placement"]
-        self._behaviour = options["objective"].importance.kind != "none"
-        self._rendezvous = Path(options["publish_folder"]) / f".ranks-{uuid.uuid4().hex}"
+        running = self._workers
+        super().__init__(options, self._each * len(running))
+        self._workers = running
         ranks = range(self._placement.ranks)
         await self._ask("rebuild", {r: (self._options_of(r, options),) for r in ranks})
 
