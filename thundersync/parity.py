@@ -5,12 +5,13 @@
         [groups=4] [size=6] [tokens=90] [permutations=20] [objective.KEY=VALUE ...]
 
 math.md section 6. For every estimator x aggregation x release x ledger form the same trajectories
-at the same weights go through the synchronous and the streaming schedule, in an adversarial order
-of arrival with late rewards and a lost trajectory. In float32 the error must stay within 3 x the
-control, the largest error of 20 synchronous updates with permuted rows and chunks, which must
-itself be above 0; in float64 (weights, gradients, ledger; norms that stay in float64) within 1e-12.
-For the paper's objective, float32 also compares the weights after four updates: within 5 x the
-same control.
+at the same weights go through the synchronous and the streaming schedule, in adversarial orders of
+arrival, each case's its own, with late rewards and two lost trajectories; under `submit` one of
+them is captured by then, and a check that discarded nothing is an error. In float32 the error must
+stay within 3 x the control, the largest error of 20 synchronous updates with permuted rows and
+chunks, which must itself be above 0; in float64 (weights, gradients, ledger; norms that stay in
+float64) within 1e-12. For the paper's objective, float32 also compares the weights after four
+updates: within 5 x the same control.
 
 `cases=release` is every release and form of the paper's objective, which is what a large policy has
 time for. A NAME is a part of a case (`batch_std`) or estimator/aggregation/release/form, with
