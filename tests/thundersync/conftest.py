@@ -34,3 +34,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     return _save(LlamaForCausalLM(LlamaConfig(**_SHAPE)), tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def policy(qwen3: Path) -> Path:
+    """The one that a test of the schedules takes, which does not care."""
+    return qwen3

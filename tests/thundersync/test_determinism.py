@@ -21,20 +21,6 @@ from thundersync.synthetic import arrival, synthetic_groups
 ORDERS = 100
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, intermediate_size=96, tie_word_embeddings=True,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("policy")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 class Steps:
     """One optimizer step from the same weights per call; the flat float32 weights after it."""
 

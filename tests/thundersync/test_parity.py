@@ -26,20 +26,6 @@ from thundersync.synthetic import arrival, synthetic_groups
 GROUPS, SIZE = 4, 6
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, intermediate_size=96, tie_word_embeddings=True,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("policy")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 def recorded(seed: int, rewards: tuple[float, ...] = (0.0, 1.0)) -> list[Group]:
     return synthetic_groups(seed, 128, rewards, GROUPS, SIZE)
 
