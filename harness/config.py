@@ -164,6 +164,7 @@ class LearnerConfig:
 
     name: str = "torch"
     ranks: int = 1
+    device: str = "cpu"  # cuda: one GPU per rank; not verified on a GPU
     parallel: str = "ddp"  # every rank holds all weights; fsdp: a shard of weights and ledgers
     beta1: float = 0.9
     beta2: float = 0.95

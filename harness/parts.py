@@ -178,6 +178,7 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
             learner.ranks,
             learner.parallel,
             ledger.sharded,
+            device=learner.device,
             chunk_tokens=config.schedule.chunk_tokens if learner.ranks > 1 else None,
         ),
     }

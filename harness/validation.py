@@ -38,6 +38,7 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "policy.name": ("tiny", "smollm2", "hf"),
     "engine.name": ("torch",),
     "learner.name": ("torch",),
+    "learner.device": ("cpu", "cuda"),
     "learner.parallel": ("ddp", "fsdp"),
     "learner.dtype": ("float32", "float64"),
     "sandbox.kind": ("auto", "docker", "bubblewrap"),
@@ -180,6 +181,11 @@ def _ranks(config: Config) -> None:
         raise UsageError(
             f"learner.ranks={learner.ranks}: cannot share schedule.learner_devices={devices} "
             "evenly; take a divisor of it, or more devices"
+        )
+    if learner.device == "cuda" and devices != learner.ranks:
+        raise UsageError(
+            f"learner.device=cuda: a rank has one GPU; take learner.ranks={devices} for "
+            f"schedule.learner_devices={devices}"
         )
     if learner.ranks == 1 and learner.parallel == "fsdp":
         raise UsageError("learner.parallel=fsdp: nothing to shard; take learner.ranks=2 or more")

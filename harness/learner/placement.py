@@ -33,6 +33,7 @@ class Placement:
     sharded: bool = False
     rank: int = 0
     rendezvous: str = ""
+    device: str = "cpu"
     chunk_tokens: int | None = None  # padded tokens of a pass, where a split makes new ones
 
     @property

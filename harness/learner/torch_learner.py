@@ -25,6 +25,7 @@ from harness.cluster.worker import load
 from harness.config import ObjectiveConfig
 from harness.hardware import available_bytes
 from harness.learner.client import ScoredTokens
+from harness.learner.device import open_device, settle
 from harness.learner.gradients import Total, layout
 from harness.learner.parity_bench import ParityBench
 from harness.learner.placement import Part, Placement, parts
@@ -66,8 +67,9 @@ class TorchLearner:
         if model is None:
             model = load_for_training(Path(policy), getattr(torch, dtype), adapters)
         silence_dropout(model)
-        self.model = model
-        self.model.train()
+        self._placement = placement or Placement()
+        self._device = open_device(self._placement)
+        self.model = model.to(self._device).train()
         objective = objective or ObjectiveConfig()
         reference = None
         if objective.kl.coefficient > 0.0:
@@ -79,7 +81,6 @@ class TorchLearner:
         self._ledger = load(ledger)(dtype=stored if storage != dtype else None, **options)
         # The total is never narrower than the gradient, whatever the ledger's storage is.
         self._dtype = torch.promote_types(getattr(torch, dtype), stored)
-        self._placement = placement or Placement()
         self._name = f"learner/{self._placement.rank}"
         self._layout = layout(self.scorer, self._placement, self._dtype)
         self.parameters = self._layout.parameters
@@ -100,7 +101,7 @@ class TorchLearner:
 
     def _memory(self, free_bytes: int | None) -> memory.LearnerMemory:
         """What there is for the ledger; `free_bytes` stands for a measurement."""
-        device, host_bytes = self.parameters[0].device, available_bytes()
+        device, host_bytes = self._device, available_bytes()
         if free_bytes is None:
             cuda = device.type == "cuda"
             free_bytes = torch.cuda.mem_get_info(device)[0] if cuda else host_bytes
@@ -123,6 +124,7 @@ class TorchLearner:
     def _busy(
         self, name: str, start_s: float, rows: Iterable[ScoredTokens] = (), **args: Any
     ) -> None:
+        settle(self._device)
         rows = list(rows)
         if rows:
             args["trajectories"] = [r.trajectory_id for r in rows]

@@ -1,0 +1,35 @@
+"""Where a learner's weights lie. No GPU is needed: what is tested is what is asked of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from environments.swebench.config import SweBenchConfig
+from harness.config import Config
+from harness.learner.device import open_device, settle
+from harness.learner.placement import Placement
+from harness.protocols import UsageError
+from harness.validation import validate
+
+
+def test_a_cpu_learner_asks_for_no_gpu():
+    device = open_device(Placement(ranks=2), visible=lambda: 1 // 0)
+    assert device == torch.device("cpu")
+    settle(device)
+
+
+def test_too_few_gpus_are_one_line():
+    with pytest.raises(UsageError, match=r"learner\.device=cuda, learner\.ranks=2: .* 1 CUDA"):
+        open_device(Placement(ranks=2, device="cuda"), visible=lambda: 1)
+
+
+def test_a_rank_has_one_gpu():
+    config = Config(env=SweBenchConfig())
+    config.schedule.name, config.schedule.target = "stream", "thundersync.stream:Stream"
+    config.schedule.release, config.schedule.learner_devices = "reward", 2
+    config.learner.device = "cuda"
+    with pytest.raises(UsageError, match=r"learner\.device=cuda: .* take learner\.ranks=2"):
+        validate(config)
+    config.learner.ranks = 2
+    validate(config)
