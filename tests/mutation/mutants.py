@@ -24,6 +24,7 @@ PACKAGES = ("baselines", "configs", "environments", "harness", "results", "tests
 # Fast ones first: most mutants are found within seconds.
 TESTS = (
     "tests/harness/test_training.py",
+    "tests/harness/learner/test_step.py",
     "tests/thundersync/test_ledger.py",
     "tests/harness/objectives",
     "tests/thundersync/test_parity.py",
