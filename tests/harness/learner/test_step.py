@@ -1,4 +1,4 @@
-"""The optimizer's step goes the right way: up for what was better than its group, down for worse."""
+"""An optimizer step goes up for what was better than its group, down for what was worse."""
 
 from __future__ import annotations
 
