@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,13 +15,16 @@ import pytest
 
 
 def start(where: Path, sandbox: str) -> subprocess.Popen[str]:
+    """A run with a folder for temporary files of its own: other runs may be under way."""
+    (where / "tmp").mkdir()
     return subprocess.Popen(
         [
             sys.executable, "-m", "harness.run", "experiment=smoke", f"sandbox={sandbox}",
             "evaluation.initial=false", "evaluation.final=false", "budget.limit=100000",
             f"hydra.run.dir={where}/run", f"tracking.uri=sqlite:///{where}/mlflow.db",
         ],
-        cwd=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=where, env=os.environ | {"TMPDIR": str(where / "tmp")},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -36,10 +38,6 @@ def until_rollouts(where: Path, process: subprocess.Popen[str]) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("no trajectory after 120 s")
-
-
-def temporary_folders() -> set[str]:
-    return {p.name for p in Path(tempfile.gettempdir()).glob("thundersync*")}
 
 
 def containers(run: str) -> list[str]:
@@ -59,7 +57,6 @@ def containers(run: str) -> list[str]:
 def test_a_killed_run_leaves_nothing(tmp_path: Path, sandbox: str, number: int, code: int):
     from mlflow.tracking import MlflowClient
 
-    before = temporary_folders()
     process = start(tmp_path, sandbox)
     until_rollouts(tmp_path, process)
     descendants = psutil.Process(process.pid).children(recursive=True)
@@ -71,7 +68,7 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path, sandbox: str, number: int, 
     assert "Traceback" not in stderr
     _, alive = psutil.wait_procs(descendants, timeout=5)
     assert alive == []
-    assert temporary_folders() <= before
+    assert list((tmp_path / "tmp").glob("thundersync*")) == []
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["sandboxes"]["created"] == summary["sandboxes"]["removed"] > 0
