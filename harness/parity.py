@@ -9,7 +9,7 @@ is outside the budget, idle and per-update figures (`time.parity_s`).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.config import ParityConfig
@@ -80,19 +80,18 @@ class ParityChecks:
         return 0 < self._every <= self._waited
 
     async def check(
-        self, batch: Batch, normaliser: float, chunks: Iterable[list[Trajectory]], chunk_tokens: int
+        self, batch: Batch, normaliser: float, chunks: Sequence[list[Trajectory]], chunk_tokens: int
     ) -> ParityFigures:
         """Recompute the update that the learner has accumulated; `chunks` packs what has a gradient
         as the synchronous schedule does."""
+        rows = [t for chunk in chunks for t in chunk]
+        if len(rows) < FEWEST_ROWS:
+            return ParityFigures(None, None, None, None)
         known = {
             k: a for g in batch.groups for k, (_, a) in self._objective.coefficients(g).items()
         }
-        chunks = list(chunks)
-        rows = [t for chunk in chunks for t in chunk]
         packings = [chunks]
         packings += [pack_permuted(rows, chunk_tokens, seed) for seed in range(self._permutations)]
-        if len(rows) < FEWEST_ROWS:
-            return ParityFigures(None, None, None, None)
         await self._learner.parity_begin(normaliser)
         for packing in packings:
             for chunk in packing:

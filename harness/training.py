@@ -152,7 +152,7 @@ class Training:
         return self._objective.enters(trajectory)
 
     def matters(self, advantage: float) -> bool:
-        return self._objective.regularised or advantage != 0.0
+        return self._objective.matters(advantage)
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return pack(trajectories, self._chunk_tokens)

@@ -243,7 +243,7 @@ class RecordedRun:
         return self._objective.enters(trajectory)
 
     def matters(self, advantage: float) -> bool:
-        return self._objective.regularised or advantage != 0.0
+        return self._objective.matters(advantage)
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return self._pack(trajectories, self._chunk_tokens)

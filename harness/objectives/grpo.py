@@ -88,6 +88,10 @@ class Grpo:
         `overlong.mask` where a limit ended it (math.md section 4, overlong filtering)."""
         return not self._overlong.mask or trajectory.end not in LIMITS
 
+    def matters(self, advantage: float) -> bool:
+        """Whether a trajectory of this advantage has a gradient."""
+        return self.regularised or advantage != 0.0
+
     def normaliser(self, groups: Sequence[Group]) -> float:
         """Z, known when every group is closed. Tokens and sequences of all surviving trajectories
         count, degenerate groups included (math.md section 2), but for what `dynamic_sampling` and
