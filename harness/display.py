@@ -145,6 +145,8 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     boxes, errors = summary["sandboxes"], summary["infrastructure_errors"]
     release = f" release={summary['release']}" if summary["release"] else ""
     title = f"{summary['schedule']}{release} on {summary['env']}/{summary['dataset']}"
+    if summary["trains_on_evaluation"]:
+        title += " (trained on an evaluation set)"
     table = Table(box=ASCII, title=f"{title}: {summary['status']}", show_header=False)
     rows = (
         ("held-out solve rate", f"{_solve_rate(accuracy, 'initial')} before -> "

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from environments.protocols import InfrastructureKind
 from harness.protocols import (
@@ -34,8 +35,21 @@ class Evaluation:
     lost: int
 
 
-def check_held_out(environment: Environment, split: str, eval_split: str) -> None:
-    """Raises UsageError where the two splits, whatever they are called, share a task."""
+MADE_FOR_EVALUATION = ("test", "eval", "validation")  # splits of published data sets
+OPT_IN = "train_on_evaluation"  # a key of an environment's config, where it has one
+
+
+def check_held_out(environment: Environment, split: str, eval_split: str, env: Any = None) -> bool:
+    """Raises UsageError where the tasks to train on were made for evaluation, unless `env`, the
+    environment's config, says that this is wanted; and where the two splits, whatever they are
+    called, share a task. Returns whether they were made for evaluation."""
+    made_for = {task.split for task in environment.tasks(split)} & {*MADE_FOR_EVALUATION}
+    if made_for and not getattr(env, OPT_IN, False):
+        way_out = f", or take env.{OPT_IN}=true" if hasattr(env, OPT_IN) else ""
+        raise UsageError(
+            f"env.split={split}: {environment.dataset} made these tasks for evaluation (split "
+            f"{min(made_for)}); name a split for training{way_out}"
+        )
     held_out = {task.task_id for task in environment.tasks(eval_split)}
     shared = [task.task_id for task in environment.tasks(split) if task.task_id in held_out]
     if shared:
@@ -44,6 +58,7 @@ def check_held_out(environment: Environment, split: str, eval_split: str) -> Non
             f"env.eval_split={eval_split} too, and training would see held-out tasks; of "
             f"{environment.dataset}, take train and eval"
         )
+    return bool(made_for)
 
 
 async def evaluate(

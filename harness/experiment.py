@@ -20,7 +20,7 @@ from harness.budget import Budget, BudgetEnded
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.display import Display
-from harness.evaluation import Evaluation, check_held_out, evaluate
+from harness.evaluation import Evaluation, evaluate
 from harness.interrupt import Interrupted, run_async
 from harness.learner.log import LoggedLearner
 from harness.manifest import manifest
@@ -69,6 +69,7 @@ class Experiment:
         self.errors: Counter[str] = Counter()
         self.evaluations: dict[str, Evaluation] = {}
         self._recorded: Batches = {}  # of a replay
+        self.trains_on_evaluation = False
         self.setup_s: float | None = None
         self.evaluation_s = 0.0
 
@@ -83,8 +84,12 @@ class Experiment:
             config, self._run_id(), weights, say=display.note, tracker_ready=self.tracker.ready
         ) as parts:
             self.provider = parts.provider
-            if config.replay is None:
-                check_held_out(parts.environment, config.env.split, config.env.eval_split)
+            self.trains_on_evaluation = parts.trains_on_evaluation
+            if self.trains_on_evaluation:
+                display.note(
+                    f"env.train_on_evaluation=true: training on {parts.environment.dataset}, which "
+                    "was made for evaluation; the figures of this run say nothing about it"
+                )
             self.records.manifest(manifest(config, **self._facts(parts)))
             self.setup_s = time.monotonic() - self._began_s
             if config.evaluation.initial and config.replay is None:
@@ -103,6 +108,7 @@ class Experiment:
         return {
             "sandbox": None if provider is None else {"kind": provider.kind, "why": provider.why},
             "data": parts.environment.data_hashes(),
+            "trains_on_evaluation": parts.trains_on_evaluation,
             "policy_folder": str(parts.policy_folder),
             "policy_sha256": _sha256(parts.policy_folder),
         }
@@ -207,6 +213,7 @@ class Experiment:
                 "evaluation_s": self.evaluation_s,
             },
         )
+        summary["trains_on_evaluation"] = self.trains_on_evaluation
         self.records.close()
         self.timeline.write(self._folder / "timeline.json")
         self.records.summary(summary)

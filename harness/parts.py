@@ -14,6 +14,7 @@ from harness.clock import WallClock
 from harness.cluster.pinning import cores
 from harness.cluster.worker import load
 from harness.config import Config
+from harness.evaluation import check_held_out
 from harness.learner.client import TorchLearnerClient
 from harness.learner.placement import Placement
 from harness.memory import ledger_plan
@@ -41,6 +42,7 @@ class Parts:
     learner: Any
     chat: Any
     policy_folder: Path | None
+    trains_on_evaluation: bool = False  # on tasks that were made for evaluation, as asked
 
 
 @contextlib.asynccontextmanager
@@ -58,6 +60,10 @@ async def open_parts(
     process and sandbox is ended."""
     clock = WallClock()
     environment: Environment = load(ENVIRONMENTS[config.env.name])(config.env)
+    on_evaluation = False
+    if weights is not None and config.replay is None:  # before anything is started
+        env = config.env
+        on_evaluation = check_held_out(environment, env.split, env.eval_split, env)
     async with contextlib.AsyncExitStack() as stack:
         provider: SandboxProvider | None = None
         if config.replay is None:
@@ -106,7 +112,7 @@ async def open_parts(
                 starts.append(learner.start())
         await asyncio.gather(*starts)
         stack.push_async_callback(clock.cancel_all)  # first on the way out: rollouts use the rest
-        yield Parts(clock, environment, provider, engine, learner, chat, folder)
+        yield Parts(clock, environment, provider, engine, learner, chat, folder, on_evaluation)
 
 
 async def _provider(

@@ -110,6 +110,7 @@ def blank_summary(config: Config) -> dict[str, Any]:
         "placement": config.schedule.placement,
         "env": config.env.name,
         "dataset": config.env.dataset,
+        "trains_on_evaluation": False,
         "objective": config.objective.name,
         "policy": config.policy.name,
         "engine": config.engine.name,

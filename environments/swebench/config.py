@@ -18,6 +18,10 @@ class SweBenchConfig:
     images are pulled from instead, `user` the owner of /testbed in them (0 in published ones),
     `memory_mb` and `cpus` the limits of a sandbox (0: 4096 MB, 1 core).
 
+    `train_on_evaluation` lets a data set without a training split be trained on all the same: four
+    fifths of its rows become `train`, the rest `eval`. What such a run says of that benchmark is
+    worth nothing, and its summary says so.
+
     `observation_lines` and `observation_characters` bound what the agent reads after a command:
     the head is kept, and a line "..." says that something is missing. 0 takes the prompt's own
     bounds: 32 lines and 900 characters for the short prompt, 400 and 16000 for the full one.
@@ -27,6 +31,7 @@ class SweBenchConfig:
     dataset: str = "mini"
     split: str = "train"
     eval_split: str = "eval"
+    train_on_evaluation: bool = False
     data_dir: str | None = None
     images: str | None = None
     registry: str | None = None

@@ -69,7 +69,14 @@ class SweBench:
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in self.source.splits:
             known = ", ".join(self.source.splits)
-            raise UsageError(f"env.split={split!r}: data set {self.dataset!r} has {known}")
+            line = f"env.split={split!r}: data set {self.dataset!r} has {known}"
+            if split == "train":
+                line += (
+                    " and is for evaluation; train on another env.dataset, such as pypi, or on "
+                    "rows whose split column says train, or take "
+                    "env.train_on_evaluation=true: its own figures are worth nothing then"
+                )
+            raise UsageError(line)
         return [self.task(instance) for instance in self.source.instances(split)]
 
     def task(self, instance: Instance) -> Task:

@@ -18,16 +18,17 @@ from environments.swebench.records import read_records
 
 log = logging.getLogger(__name__)
 
-EVAL_SHARE = 0.2  # of the instances, where the data set itself names neither train nor eval
-_PARTS = ("train", "eval")
+EVAL_SHARE = 0.2  # of the instances, where a data set without a training split is trained on
 
 
 class PublishedSource:
     """Instances whose images hold the repository in /testbed, owned by `env.user`.
 
     A row that is no usable instance is said in one line, with its name and field, and the others go
-    on. Splits are those of the records' split column; `train` and `eval` are made of all instances
-    where the column names neither: the fifth with the lowest hashes of their ids is eval.
+    on. Splits are those of the records' split column. `eval` is `test`, or all rows, where no row
+    says eval. There is no `train` but that of the rows: what was made for evaluation is trained on
+    only with `env.train_on_evaluation`, and then the fifth with the lowest hashes of their ids is
+    eval.
     """
 
     prompt = "full"
@@ -56,7 +57,7 @@ class PublishedSource:
         if not found:
             first = f", the first: {self.complaints[0]}" if self.complaints else ""
             raise UsageError(f"env.dataset={config.dataset}: has no usable instance{first}")
-        self._by_split = _by_split(list(found.values()))
+        self._by_split = _by_split(list(found.values()), config.train_on_evaluation)
         self.splits: Sequence[str] = tuple(self._by_split)
         self._starts: dict[str, str] = {}
         self._clean: set[str] = set()
@@ -141,15 +142,21 @@ def _completed(record: Mapping[str, Any], table: Mapping[str, str]) -> dict[str,
     return completed
 
 
-def _by_split(instances: list[Instance]) -> dict[str, list[Instance]]:
+def _by_split(instances: list[Instance], train_on_evaluation: bool) -> dict[str, list[Instance]]:
     parts: dict[str, list[Instance]] = {}
     for instance in instances:
         parts.setdefault(instance.split, []).append(instance)
-    if not set(_PARTS) & set(parts):
+    if train_on_evaluation and "train" not in parts:
         by_hash = sorted(instances, key=lambda i: hashlib.sha256(i.instance_id.encode()).digest())
-        held_out = {i.instance_id for i in by_hash[: max(1, round(EVAL_SHARE * len(by_hash)))]}
-        for part in _PARTS:
+        share = by_hash[: max(1, round(EVAL_SHARE * len(by_hash)))]
+        held_out = {i.instance_id for i in share}
+        if 0 < len(parts.get("eval", [])) < len(instances):
+            held_out = {i.instance_id for i in parts["eval"]}
+        for part in ("train", "eval"):
             chosen = [i for i in instances if (i.instance_id in held_out) == (part == "eval")]
             if chosen:
                 parts[part] = chosen
+    rest = parts.get("test") or [i for i in instances if i.split != "train"]
+    if rest:
+        parts.setdefault("eval", rest)
     return parts

@@ -208,3 +208,22 @@ def test_two_runs_can_be_drawn_side_by_side(stream_job, sync_job, tmp_path: Path
     assert (tmp_path / "update.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="update=3 is not in"):
         load_update(sync_job.folder, 3)
+
+
+@pytest.mark.slow
+def test_a_run_on_an_evaluation_set_says_so_everywhere(tmp_path, run_job):
+    (tmp_path / "benchmark.py").write_text(
+        "from dataclasses import replace\n"
+        "from environments.swebench.mini.dataset import MiniSource\n"
+        "class Benchmark(MiniSource):\n"
+        "    def instances(self, split):\n"
+        "        return [replace(i, split='test') for i in super().instances(split)]\n"
+    )
+    job = run_job(
+        tmp_path, "env.dataset='benchmark:Benchmark'", "env.train_on_evaluation=true",
+        "budget.limit=1", "rollout.groups_per_batch=1", "evaluation.tasks=1", path=tmp_path,
+    )  # fmt: skip
+    assert job.summary["trains_on_evaluation"] is True
+    manifest = json.loads((job.folder / "manifest.json").read_text())
+    assert manifest["trains_on_evaluation"] is True
+    assert "env.train_on_evaluation=true: training on benchmark:Benchmark" in job.stderr

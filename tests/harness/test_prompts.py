@@ -55,7 +55,25 @@ def test_a_task_is_not_trained_on_and_held_out_at_once(tmp_path: Path) -> None:
     records = [instance.record() for instance in MiniSource().instances("eval")[:10]]
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(r | {"split": "test"}) + "\n" for r in records))
-    environment = SweBench(SweBenchConfig(dataset=str(path)))
-    check_held_out(environment, "train", "eval")
+    config = SweBenchConfig(dataset=str(path), train_on_evaluation=True)
+    environment = SweBench(config)
+    assert check_held_out(environment, "train", "eval", config)
     with pytest.raises(UsageError, match=r"env.split=test: 2 of its tasks, .* env.eval_split=eval"):
-        check_held_out(environment, "test", "eval")
+        check_held_out(environment, "test", "eval", config)
+
+
+def test_tasks_made_for_evaluation_are_trained_on_only_when_asked(tmp_path: Path) -> None:
+    records = [instance.record() for instance in MiniSource().instances("eval")[:10]]
+    path = tmp_path / "own.jsonl"
+    splits = ["dev"] * 5 + ["test"] * 5
+    rows = [r | {"split": s} for r, s in zip(records, splits, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = SweBenchConfig(dataset=str(path))
+    environment = SweBench(config)
+    assert not check_held_out(environment, "dev", "test", config)
+    with pytest.raises(UsageError, match=r"^env.split=test: .* for evaluation .*split test.*") as e:
+        check_held_out(environment, "test", "dev", config)
+    assert "env.train_on_evaluation=true" in str(e.value)
+    assert not check_held_out(SweBench(), "train", "eval", SweBenchConfig())
+    with pytest.raises(UsageError, match=r"env.split=eval: mini made these tasks for evaluation"):
+        check_held_out(SweBench(), "eval", "train", SweBenchConfig())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from environments.swebench.mini.dataset import MiniSource
 from harness.composition import compose
 from harness.protocols import UsageError
 from harness.validation import validate
+
+MINI = MiniSource()
 
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,6 +50,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     for part in expected:
         assert part in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_benchmark_is_not_trained_on_by_accident(tmp_path: Path) -> None:
+    records = [instance.record() | {"split": "test"} for instance in MINI.instances("eval")[:10]]
+    data = tmp_path / "own.jsonl"
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    ended = _run(tmp_path, "env=swebench", f"env.dataset={data}", "tracking=none")
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "env.split='train'" in line and "env.train_on_evaluation=true" in line
+    (summary,) = (json.loads(path.read_text()) for path in tmp_path.rglob("summary.json"))
+    assert summary["status"] == "failed" and summary["trains_on_evaluation"] is False
 
 
 @pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("sed=3", 2)])

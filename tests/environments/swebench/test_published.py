@@ -110,7 +110,8 @@ def test_a_hugging_face_data_set_comes_from_the_cache_alone(tmp_path: Path) -> N
     write_parquet(data / "train-00000-of-00001.parquet", rows()[:4])
     write_parquet(data / "test-00000-of-00001.parquet", rows()[4:])
     read = source("own/data", data_dir=str(tmp_path))
-    assert {split: len(read.instances(split)) for split in read.splits} == {"train": 4, "test": 6}
+    counts = {split: len(read.instances(split)) for split in read.splits}
+    assert counts == {"train": 4, "test": 6, "eval": 6}
 
 
 @pytest.mark.parametrize("name", ["verified", "own/missing"])
@@ -206,14 +207,38 @@ def test_what_is_no_data_set_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_train_and_eval_are_made_by_hash_where_no_split_names_them(tmp_path: Path) -> None:
-    forward = source(write(tmp_path, "jsonl", rows()))
+def test_a_data_set_without_a_training_split_is_for_evaluation(tmp_path: Path) -> None:
+    data = write(tmp_path, "jsonl", rows())
+    read = source(data)
+    assert sorted(read.splits) == ["eval", "test"]
+    assert read.instances("eval") == read.instances("test")
+    assert len(read.instances("eval")) == 10
+    environment = SweBench(SweBenchConfig(dataset=str(data)))
+    with pytest.raises(UsageError, match=r"^env.split='train': data set .* is for evaluation") as e:
+        environment.tasks("train")
+    line = str(e.value)
+    assert "\n" not in line
+    for way_out in ("env.dataset", "split column says train", "env.train_on_evaluation=true"):
+        assert way_out in line
+
+
+def test_the_test_split_is_evaluated_where_others_are_there_too(tmp_path: Path) -> None:
+    names = ["train"] * 4 + ["dev"] * 3 + ["test"] * 3
+    for start, training in ((0, True), (4, False)):
+        records = [row | {"split": s} for row, s in zip(rows(), names, strict=True)][start:]
+        read = source(write(tmp_path, "jsonl", records))
+        assert ("train" in read.splits) == training
+        assert read.instances("eval") == read.instances("test")
+
+
+def test_who_asks_for_it_trains_on_four_fifths_by_hash(tmp_path: Path) -> None:
+    forward = source(write(tmp_path, "jsonl", rows()), train_on_evaluation=True)
     held_out = {i.instance_id for i in forward.instances("eval")}
     assert len(held_out) == 2
     trained = {i.instance_id for i in forward.instances("train")}
     assert not held_out & trained
     assert len(trained) == 8
-    backward = source(write(tmp_path, "jsonl", rows()[::-1]))
+    backward = source(write(tmp_path, "jsonl", rows()[::-1]), train_on_evaluation=True)
     assert {i.instance_id for i in backward.instances("eval")} == held_out
 
 
