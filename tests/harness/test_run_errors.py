@@ -58,7 +58,7 @@ def test_a_benchmark_is_not_trained_on_by_accident(tmp_path: Path) -> None:
     data.write_text("".join(json.dumps(record) + "\n" for record in records))
     ended = _run(tmp_path, "env=swebench", f"env.dataset={data}", "tracking=none")
     assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert "env.split='train'" in line and "env.train_on_evaluation=true" in line
     (summary,) = (json.loads(path.read_text()) for path in tmp_path.rglob("summary.json"))
     assert summary["status"] == "failed" and summary["trains_on_evaluation"] is False
