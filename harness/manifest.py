@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import hardware
+from harness.cluster.devices import devices
 from harness.config import Config
 
 _PACKAGES = (
@@ -59,6 +60,7 @@ def manifest(config: Config, **extra: Any) -> dict[str, Any]:
         "versions": versions(),
         "config": dataclasses.asdict(config),
         "seeds": {"run": config.seed, "evaluation": config.evaluation.seed},
+        "devices": dataclasses.asdict(devices(config)),
         "hardware": hardware.describe(),
         "git": git_state(Path(__file__).parent.parent),
     }

@@ -1,0 +1,60 @@
+"""How many devices a run has, and whether engine and learner share them (threads on a CPU)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.config import Config
+from harness.protocols import UsageError
+
+TAKES_TURNS = ("sync",)  # schedules whose engine and learner never work at the same time
+
+
+@dataclass(frozen=True)
+class Devices:
+    """`engine` and `learner` count each one's devices. Under placement=colocated they are the same
+    devices, so that `total` is that number and not the sum: budget.kind=device_s counts `total`."""
+
+    placement: str
+    engine: int
+    learner: int
+    total: int
+
+
+def devices(config: Config) -> Devices:
+    """The run's devices, for budget, manifest and pinning alike."""
+    schedule = config.schedule
+    engine, learner = schedule.engine_devices, schedule.learner_devices
+    shared = schedule.placement == "colocated"
+    return Devices(schedule.placement, engine, learner, engine if shared else engine + learner)
+
+
+def check(config: Config) -> None:
+    """Raises UsageError, one line, for a placement that this run cannot have."""
+    schedule = config.schedule
+    if schedule.placement != "colocated":
+        return
+    if schedule.name not in TAKES_TURNS:
+        raise UsageError(
+            f"schedule.placement=colocated: under schedule={schedule.name} engine and learner work "
+            "at the same time by design, so they cannot take turns on the same devices; take "
+            "schedule=sync, or schedule.placement=disaggregated"
+        )
+    if schedule.engine_devices != schedule.learner_devices:
+        raise UsageError(
+            f"schedule.placement=colocated: schedule.engine_devices={schedule.engine_devices} and "
+            f"schedule.learner_devices={schedule.learner_devices} are the same devices; give both "
+            "the run's total"
+        )
+    if config.learner.device == "cuda" and config.engine.name == "torch":
+        raise UsageError(
+            "schedule.placement=colocated: engine=torch decodes on the CPU and learner.device=cuda "
+            "trains on GPUs, so they share no device; take schedule.placement=disaggregated"
+        )
+    kl = config.objective.kl
+    if kl.place == "reward" and kl.coefficient > 0:
+        raise UsageError(
+            "schedule.placement=colocated: objective.kl.place=reward lets the learner score "
+            "trajectories while the engine decodes others; take objective.kl.place=loss, or "
+            "schedule.placement=disaggregated"
+        )
