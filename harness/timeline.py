@@ -1,7 +1,8 @@
-"""Busy intervals per resource: idle fractions, and a trace that opens in Perfetto.
+"""Busy and blocked intervals per resource: their shares, and a trace that opens in Perfetto.
 
 Times are seconds of the system's monotonic clock, which every process of the machine shares; the
-trace shows them from the run's origin.
+trace shows them from the run's origin. What a resource is blocked by lies on a track of its own
+(`blocked("engine/0")`); docs/accounting.md says what counts as what.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,12 @@ from typing import Any
 from harness.protocols import Interval
 
 Window = tuple[float, float]
+STATES = ("busy", "blocked", "idle")
+
+
+def blocked(resource: str) -> str:
+    """The track of the times at which a resource held work that it might not do."""
+    return f"blocked/{resource}"
 
 
 def union(windows: Iterable[Window]) -> list[Window]:
@@ -40,6 +46,11 @@ def overlap_s(left: Sequence[Window], right: Sequence[Window]) -> float:
         else:
             j += 1
     return shared
+
+
+def length_s(windows: Iterable[Window]) -> float:
+    """Seconds of a union."""
+    return sum(end - start for start, end in windows)
 
 
 class Timeline:
@@ -73,23 +84,42 @@ class Timeline:
         """The names seen that start with `kind/`, sorted."""
         return sorted({i.resource for i in self.intervals if i.resource.startswith(f"{kind}/")})
 
+    def unions(self, tracks: Iterable[str]) -> dict[str, list[Window]]:
+        """Each track's intervals as disjoint windows; none for a track that was never seen."""
+        found: dict[str, list[Window]] = {track: [] for track in tracks}
+        for interval in self.intervals:
+            if interval.resource in found:
+                found[interval.resource].append((interval.start_s, interval.end_s))
+        return {track: union(windows) for track, windows in found.items()}
+
     def busy_s(self, resources: Sequence[str], windows: Iterable[Window]) -> float:
         """Busy seconds inside the windows, summed over the resources; overlaps count once each."""
         inside = union(windows)
-        per_resource: dict[str, list[Window]] = defaultdict(list)
-        for interval in self.intervals:
-            per_resource[interval.resource].append((interval.start_s, interval.end_s))
-        return sum(
-            overlap_s(union(per_resource[name]), inside) for name in dict.fromkeys(resources)
-        )
+        return sum(overlap_s(busy, inside) for busy in self.unions(resources).values())
 
     def idle_fraction(self, resources: Sequence[str], windows: Iterable[Window]) -> float | None:
         """1 - busy / available over the windows; None where there is nothing to be idle."""
         inside = union(windows)
-        available_s = sum(end - start for start, end in inside) * len(set(resources))
+        available_s = length_s(inside) * len(set(resources))
         if available_s <= 0:
             return None
         return min(1.0, max(0.0, 1.0 - self.busy_s(resources, inside) / available_s))
+
+    def shares(
+        self, resources: Sequence[str], windows: Iterable[Window]
+    ) -> dict[str, float | None]:
+        """What part of their time inside the windows the resources were busy, blocked and idle; the
+        three add up to 1. Busy wins where it overlaps blocked. None where there is no time."""
+        inside, names = union(windows), list(dict.fromkeys(resources))
+        available_s = length_s(inside) * len(names)
+        if available_s <= 0:
+            return dict.fromkeys(STATES)
+        tracks = self.unions([*names, *map(blocked, names)])
+        busy_s = sum(overlap_s(tracks[name], inside) for name in names)
+        held = [union([*tracks[name], *tracks[blocked(name)]]) for name in names]
+        held_s = sum(overlap_s(windows, inside) for windows in held)
+        seconds = (busy_s, held_s - busy_s, available_s - held_s)
+        return {state: max(0.0, s / available_s) for state, s in zip(STATES, seconds, strict=True)}
 
     def write(self, path: Path) -> None:
         """Chrome's trace format: one process per kind of resource, one named track per resource.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.protocols import Interval
-from harness.timeline import Timeline, union
+from harness.timeline import Timeline, blocked, union
 
 _WINDOWS = st.lists(
     st.tuples(st.integers(0, 100), st.integers(0, 100)).map(lambda pair: (min(pair), max(pair))),
@@ -39,6 +39,36 @@ def test_busy_and_idle_add_up_to_one(busy: list, inside: list) -> None:
     assert idle is not None
     assert timeline.busy_s(["engine/0"], inside) == pytest.approx(len(moments & worked))
     assert idle + timeline.busy_s(["engine/0"], inside) / len(moments) == pytest.approx(1.0)
+
+
+@given(
+    busy=st.lists(_WINDOWS, min_size=1, max_size=3),
+    waiting=st.lists(_WINDOWS, min_size=3, max_size=3),
+    inside=_WINDOWS,
+)
+def test_busy_blocked_and_idle_add_up_to_one(busy: list, waiting: list, inside: list) -> None:
+    """Second by second: each is one of the three for each resource, and busy wins."""
+    timeline, names = Timeline(0.0), [f"engine/{n}" for n in range(len(busy))]
+    counts = {"busy": 0, "blocked": 0, "idle": 0}
+    moments = {t for start, end in inside for t in range(start, end)}
+    for name, work, wait in zip(names, busy, waiting, strict=False):
+        for track, windows in ((name, work), (blocked(name), wait)):
+            for start, end in windows:
+                timeline.add(Interval(track, "something", float(start), float(end)))
+        works = {t for start, end in work for t in range(start, end)}
+        waits = {t for start, end in wait for t in range(start, end)}
+        for t in moments:
+            counts["busy" if t in works else "blocked" if t in waits else "idle"] += 1
+    shares = timeline.shares(names, inside)
+    if not moments:
+        assert shares == {"busy": None, "blocked": None, "idle": None}
+        return
+    assert sum(share for share in shares.values() if share is not None) == pytest.approx(1.0)
+    total = len(moments) * len(names)
+    assert shares == pytest.approx({state: n / total for state, n in counts.items()})
+    assert timeline.idle_fraction(names, inside) == pytest.approx(
+        (counts["blocked"] + counts["idle"]) / total
+    )
 
 
 def test_two_resources_share_the_window() -> None:
