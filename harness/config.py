@@ -21,13 +21,21 @@ class ScheduleConfig:
     name: str = MISSING
     target: str = MISSING
     release: str | None = MISSING  # a rung of the ladder; null for schedules without one
-    placement: str = "disaggregated"
+    placement: str = "disaggregated"  # colocated: both take turns on the same devices
     engine_devices: int = 1  # threads on a CPU
     learner_devices: int = 1
     learning_rate: float = 3e-4
-    max_staleness: int | None = None
+    # Of schedule=async (docs/asynchronous.md).
+    max_staleness: int | None = None  # in learner versions; 0 is the synchronous schedule
+    partial_rollout: bool = False  # weights change in flight, between two tokens; or between turns
+    queue: str = "fifo"  # finished first, trained first; freshest: of the newest weights first
+    stale_groups: str = "wait"  # wait: never older than max_staleness; drop or keep what is
+    concurrent_trajectories: int | None = None  # null: what engine and sandboxes hold
+    # For stale data, harness/objectives/offpolicy.py; null bounds are the correction's own.
     correction: str | None = None
-    partial_rollout: bool = False
+    correction_level: str = "token"
+    correction_low: float | None = None
+    correction_high: float | None = None
     chunk_tokens: int = 2048  # padded tokens per backward pass; measured best on a CPU core
 
 

@@ -18,6 +18,7 @@ from harness.evaluation import check_held_out
 from harness.learner.client import TorchLearnerClient
 from harness.learner.placement import Placement
 from harness.memory import ledger_plan
+from harness.objectives import offpolicy
 from harness.objectives.estimators import ESTIMATORS
 from harness.policy import lora
 from harness.prompts import check_prompts
@@ -178,7 +179,7 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
         "publish_folder": str(weights),
         "dtype": learner.dtype,
         "temperature": config.rollout.temperature,
-        "objective": config.objective,
+        "objective": offpolicy.effective(config),
         "adapters": lora.adapters(config.policy.lora, config.seed),
         "placement": Placement(
             learner.ranks,

@@ -25,15 +25,16 @@ from environments.protocols import (
 )
 
 __all__ = [
-    "Batch", "Clock", "Completion", "Engine", "Environment", "Event", "ExecResult", "FoldSpec",
-    "Generation", "Group", "GroupClosed", "InfrastructureError", "Interval", "Learner",
+    "Batch", "Clock", "Completion", "Engine", "Environment", "Event", "ExecResult", "Flow",
+    "FoldSpec", "Generation", "Group", "GroupClosed", "InfrastructureError", "Interval", "Learner",
     "ParityFigures", "Release",
-    "RewardArrived", "Sandbox", "SandboxProvider", "SandboxSpec", "Schedule", "StepStats",
+    "RewardArrived", "Sandbox", "SandboxProvider", "SandboxSpec", "Schedule", "Sink", "StepStats",
     "Submission", "Task", "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn",
     "TurnFinished", "UsageError", "Verdict", "VersionSpan",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from harness.objectives.ratios import RatioSums
     from harness.timings import History
 
 T = TypeVar("T")
@@ -113,13 +114,16 @@ class Trajectory:
 @dataclass
 class Group:
     """The trajectories of one task in one batch. `trajectories` holds the survivors, in index
-    order; a group whose retry limit was exhausted is `dropped` whole, by every schedule alike."""
+    order; a group whose retry limit was exhausted is `dropped` whole, by every schedule alike.
+    `version` is the newest that the engine had when the group began: none of its tokens is older.
+    """
 
     group: int
     task_id: str
     difficulty: str
     trajectories: list[Trajectory] = field(default_factory=list)
     dropped: bool = False
+    version: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,47 @@ class Batch(Protocol):
         ...
 
 
+class Sink(Protocol):
+    """Where a group's rollouts put what happens."""
+
+    def emit(self, event: Event) -> None: ...
+
+    def fail(self, error: BaseException) -> None:
+        """A defect: it must reach the schedule and end the run."""
+        ...
+
+
+class Flow(Protocol):
+    """Groups without the boundaries of batches: rollouts that go on while the learner works."""
+
+    open: list[Group]
+    """Begun and not closed, in order of their beginning."""
+
+    def allow(self, groups: int) -> None:
+        """How many groups may have been begun since the start, beside those that were discarded
+        and any that no update of the budget could use. They begin in the order of the tasks, each
+        as soon as its trajectories find room."""
+        ...
+
+    async def next(self) -> Event | None:
+        """The next event; None once all that was allowed has ended and was handed over. Raises
+        BudgetEnded."""
+        ...
+
+    def ready(self) -> list[Event]:
+        """Every event already sequenced, without waiting."""
+        ...
+
+    def discard(self, group: Group, why: str) -> None:
+        """A closed group that will not be trained on: counted by difficulty, and another one may
+        begin in its place."""
+        ...
+
+    def batch(self, groups: Sequence[Group]) -> Batch:
+        """Closed groups as the next update's batch, in order of their numbers."""
+        ...
+
+
 @dataclass(frozen=True)
 class Generation:
     """A request to the engine. `prompt_T` is the whole context; the engine reuses the keys and
@@ -222,8 +267,10 @@ class Engine(Protocol):
         """Forget a session's keys and values."""
         ...
 
-    async def update_weights(self, path: str, version: int) -> None:
-        """Load weights between tokens; keys and values of older weights are not reused."""
+    async def update_weights(self, path: str, version: int, in_flight: bool = True) -> None:
+        """Load weights; keys and values of older ones are not reused. `in_flight`: between two
+        tokens of what is being generated; otherwise requests under way end with the old weights,
+        and later ones wait for the new. Returns when they are loaded."""
         ...
 
     async def drain_intervals(self) -> list[Interval]:
@@ -237,7 +284,8 @@ class Engine(Protocol):
 class StepStats:
     """One optimizer step. `gradient_norm` is before clipping, after the normaliser. The peaks are
     the largest of a rank. One ledger buffer takes `buffer_bytes` at most, over all ranks;
-    `free_bytes` were left where ledgers lie (None: not known)."""
+    `free_bytes` were left where ledgers lie (None: not known). `ratios` are those of importance
+    weights, over all ranks; None without such weights, or where no token was scored."""
 
     version: int
     gradient_norm: float
@@ -247,6 +295,7 @@ class StepStats:
     ledger_bytes_peak: int
     buffer_bytes: int | None = None
     free_bytes: int | None = None
+    ratios: RatioSums | None = None
 
 
 @dataclass(frozen=True)
@@ -357,6 +406,19 @@ class Run(Protocol):
     """How many chunks the learner works on side by side."""
     timings: History
     """What the last updates measured."""
+
+    groups_per_batch: int
+    version: int
+    """The newest published weights."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the budget is spent."""
+        ...
+
+    def flow(self) -> Flow:
+        """The run's groups as a stream, for schedules that do not work batch by batch."""
+        ...
 
     def decided(self, release: Release, why: str) -> None:
         """The coming batch is played at this rung of the ladder; for the record."""

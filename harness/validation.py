@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.cluster import pinning
-from harness.config import Config, SandboxConfig, lookup
-from harness.objectives import contradictions, exactness
+from harness.cluster import devices, pinning
+from harness.config import Config, SandboxConfig, ScheduleConfig, lookup
+from harness.objectives import contradictions, exactness, offpolicy
 from harness.objectives.estimators import ESTIMATORS
 from harness.objectives.grpo import Grpo
 from harness.policy import architecture, lora
@@ -20,8 +20,12 @@ from harness.policy.load import resolve
 from harness.protocols import UsageError
 
 CHOICES: dict[str, Sequence[str | None]] = {
-    "schedule.release": ("batch", "group", "reward", "submit", "auto"),
-    "schedule.placement": ("disaggregated",),
+    "schedule.release": (None, "batch", "group", "reward", "submit", "auto"),
+    "schedule.placement": ("disaggregated", "colocated"),
+    "schedule.queue": ("fifo", "freshest"),
+    "schedule.stale_groups": ("wait", "drop", "keep"),
+    "schedule.correction": offpolicy.NAMES,
+    "schedule.correction_level": ("token", "sequence"),
     "agent.name": ("policy", "oracle", "nop"),
     "objective.name": ("grpo",),
     "objective.kl.estimator": ("k1", "k2", "k3"),
@@ -56,6 +60,11 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "schedule.learner_devices": (1, math.inf, True),
     "schedule.learning_rate": (0, math.inf, True),
     "schedule.chunk_tokens": (1, math.inf, True),
+    "schedule.max_staleness": (0, math.inf, True),
+    "schedule.concurrent_trajectories": (1, math.inf, True),
+    # A fresh token's ratio is 1: it lies within every bound.
+    "schedule.correction_low": (0, 1, False),
+    "schedule.correction_high": (1, 1e6, True),
     "objective.epsilon": (0, math.inf, True),
     "objective.constant_tokens": (1, math.inf, True),
     "objective.kl.coefficient": (0, math.inf, True),
@@ -102,6 +111,9 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "policy.lora.alpha": (0, math.inf, False),
     "seed": (0, 2**63 - 1, True),
 }
+_ASYNCHRONOUS = (
+    "max_staleness", "partial_rollout", "queue", "stale_groups", "concurrent_trajectories"
+)  # fmt: skip
 _FILES = ("policy.path", "replay")
 _TARGETS = ("schedule.target", "ledger.target")
 
@@ -122,13 +134,8 @@ def validate(config: Config) -> None:
             f"rollout.max_new_tokens={config.rollout.max_new_tokens}: leaves no room for a prompt; "
             f"it must be below rollout.max_context_tokens={config.rollout.max_context_tokens}"
         )
-    for key in ("max_staleness", "correction", "partial_rollout"):
-        value = getattr(config.schedule, key)
-        if value:
-            raise UsageError(
-                f"schedule.{key}={value}: schedule={config.schedule.name} trains on fresh "
-                "trajectories only; leave it unset"
-            )
+    offpolicy.check(config)
+    _asynchronous(config.schedule)
     kl = config.objective.kl
     if config.replay is not None and kl.coefficient > 0 and kl.place == "reward":
         raise UsageError(
@@ -136,6 +143,7 @@ def validate(config: Config) -> None:
             "objective.kl.place=loss, or no replay"
         )
     _ranks(config)
+    devices.check(config)
     pinning.cores(config)  # says itself where they are not there
     _hosts(config.sandbox)
     config.env.check()
@@ -148,11 +156,7 @@ def validate(config: Config) -> None:
     lora.check(config.policy.lora)
     for key in _TARGETS:
         _importable(key, lookup(config, key))
-    if config.schedule.name == "sync" and config.schedule.release != "batch":
-        raise UsageError(
-            f"schedule.release={config.schedule.release}: schedule=sync releases batch; "
-            "take schedule=stream for the other rungs"
-        )
+    _release(config.schedule)
 
 
 def check_trains(config: Config, command: str) -> None:
@@ -172,6 +176,46 @@ def check_values(config: Config, prefix: str = "") -> None:
     for key, (low, high, closed) in _RANGES.items():
         if key.startswith(prefix):
             _range(key, lookup(config, key), low, high, closed)
+
+
+def _release(schedule: ScheduleConfig) -> None:
+    name, release = schedule.name, schedule.release
+    shown = "null" if release is None else release
+    if name == "sync" and release != "batch":
+        raise UsageError(
+            f"schedule.release={shown}: schedule=sync releases batch; "
+            "take schedule=stream for the other rungs"
+        )
+    if name in ("one_step_off", "async") and release is not None:
+        raise UsageError(
+            f"schedule.release={shown}: schedule={name} has no ladder; leave it null, "
+            "or take schedule=stream"
+        )
+    if name == "stream" and release is None:
+        raise UsageError(
+            "schedule.release=null: schedule=stream needs a rung of the ladder; "
+            "take schedule.release=reward"
+        )
+
+
+def _asynchronous(schedule: ScheduleConfig) -> None:
+    """The settings of schedule=async, and that nobody else sets them."""
+    if schedule.name == "async":
+        if schedule.max_staleness is None:
+            raise UsageError(
+                "schedule.max_staleness=null: schedule=async needs a bound on the staleness, "
+                "in learner versions; 0 is the synchronous schedule"
+            )
+        return
+    if schedule.name not in ("sync", "stream", "one_step_off"):
+        return  # somebody's own
+    for key in _ASYNCHRONOUS:
+        value = getattr(schedule, key)
+        if value != getattr(ScheduleConfig, key):
+            raise UsageError(
+                f"schedule.{key}={value}: schedule={schedule.name} does not read it; "
+                "leave it unset, or take schedule=async"
+            )
 
 
 def _ranks(config: Config) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.cluster.local import Worker, WorkerEnded, WorkerError
 from harness.learner.placement import Placement, alike_together, parts, split
+from harness.objectives.ratios import merged
 from harness.packing import pack
 from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats, Trajectory
 
@@ -209,6 +210,7 @@ class TorchLearnerClient:
             ledger_buffers_peak=max(s.ledger_buffers_peak for s in stats),
             ledger_bytes_peak=max(s.ledger_bytes_peak for s in stats),
             buffer_bytes=sum(s.buffer_bytes or 0 for s in stats),
+            ratios=merged([s.ratios for s in stats]),
         )
 
     async def parity_begin(self, normaliser: float) -> None:

@@ -139,17 +139,19 @@ class FullySharded(Replicated):
         gradients = self._apart(self._score(rows, [1.0] * len(rows)).policy)
         if not self._scorer.regularised:
             return [(g, None) for g in gradients]
-        always = self._apart(self._score(rows, [1.0] * len(rows)).always)
+        always = self._apart(self._score(rows, [1.0] * len(rows), measure=False).always)
         return list(zip(gradients, always, strict=True))
 
     def reference_kl(self, row: ScoredTokens) -> float:
         return self._root(lambda: self._scorer.reference_kl(row))
 
-    def _score(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Score:
+    def _score(
+        self, rows: Sequence[ScoredTokens], coefficients: Sequence[float], measure: bool = True
+    ) -> Score:
         def work() -> tuple[torch.Tensor, torch.Tensor | None]:
-            score, counts = self._scorer(rows, coefficients), 1.0
+            score, counts = self._scorer(rows, coefficients, measure), 1.0
             if score is None:
-                score, counts = self._scorer([_IDLE], [1.0]), 0.0
+                score, counts = self._scorer([_IDLE], [1.0], measure=False), 0.0
             if score is None:
                 raise ValueError("the idle row has no action token")
             always = None if score.always is None else score.always * counts

@@ -20,9 +20,8 @@ from torch.nn.functional import log_softmax
 
 from harness.config import ObjectiveConfig
 from harness.learner.client import ScoredTokens
+from harness.learner.importance import LOG_RATIO_LIMIT, Importance
 from harness.objectives.estimators import AGGREGATIONS
-
-LOG_RATIO_LIMIT = 20.0  # before exp, which would overflow; bounds and masks decide far below
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,16 @@ class Scorer:
         self._kl = objective.kl
         self._in_loss = objective.kl.coefficient > 0.0 and objective.kl.place == "loss"
         self._entropy = objective.entropy.coefficient
-        self._importance = objective.importance
-        self._one_weight = (objective.clip.kind, objective.clip.form) == ("gspo", "sequence")
+        one_weight = (objective.clip.kind, objective.clip.form) == ("gspo", "sequence")
+        weighted = objective.importance.kind != "none"
+        self.importance = Importance(objective.importance, one_weight) if weighted else None
         self.regularised = self._in_loss or self._entropy > 0.0
 
-    def __call__(self, rows: Sequence[ScoredTokens], coefficients: Sequence[float]) -> Score | None:
-        """None where no row has an action token: such rows have no gradient."""
+    def __call__(
+        self, rows: Sequence[ScoredTokens], coefficients: Sequence[float], measure: bool = True
+    ) -> Score | None:
+        """None where no row has an action token: such rows have no gradient. Importance ratios
+        enter the update's statistics unless `measure` is false."""
         used = [(r, c) for r, c in zip(rows, coefficients, strict=True) if any(r.action_mask_T)]
         if not used:
             return None
@@ -101,8 +104,9 @@ class Scorer:
         scale_N = logprobs_N.new_tensor([self._weight(sum(r.action_mask_T)) for r in kept])
         scale_N = scale_N[packed.row_N]
         weights_N = scale_N * logprobs_N.new_tensor([c for _, c in used])[packed.row_N]
-        if self._importance.kind != "none":
-            weights_N = weights_N * self._ratios(kept, packed, logprobs_N.detach())
+        if self.importance is not None:
+            ratios_N = self.importance.weights(kept, packed, logprobs_N.detach(), measure)
+            weights_N = weights_N * ratios_N
         # A token of weight 0 is left out, not multiplied: 0 x inf would be NaN.
         policy = (torch.where(weights_N != 0.0, logprobs_N, 0.0) * weights_N).sum()
         if not self.regularised:
@@ -151,26 +155,3 @@ class Scorer:
             return 0.5 * (logprobs_N - reference_N).square()
         log_ratio_N = (reference_N - logprobs_N).clamp(max=LOG_RATIO_LIMIT)
         return log_ratio_N.exp() - log_ratio_N - 1.0
-
-    def _ratios(
-        self, rows: Sequence[ScoredTokens], packed: Packed, logprobs_N: torch.Tensor
-    ) -> torch.Tensor:
-        """The importance weight of each token against the engine (math.md section 7)."""
-        behaviour = [
-            b
-            for r in rows
-            for b, m in zip(r.behaviour_logprobs_T or (), r.action_mask_T, strict=True)
-            if m
-        ]
-        log_ratio_N = logprobs_N - logprobs_N.new_tensor(behaviour)
-        if self._importance.level == "sequence":
-            log_ratio_N = packed.sums(log_ratio_N)
-        ratio_N = log_ratio_N.clamp(max=LOG_RATIO_LIMIT).exp()
-        low, high = self._importance.low or 0.0, self._importance.high or 0.0
-        if self._importance.kind == "truncate":
-            ratio_N = ratio_N.clamp(max=high)
-        else:
-            ratio_N = torch.where((ratio_N >= low) & (ratio_N <= high), ratio_N, 0.0)
-        if self._one_weight:
-            return packed.sums(ratio_N) / packed.sums(torch.ones_like(ratio_N))
-        return ratio_N

@@ -226,6 +226,7 @@ class TorchLearner:
             ledger_bytes_peak=self._ledger.bytes_peak,
             buffer_bytes=self._layout.buffer_elements * self._stored.itemsize,
             free_bytes=available_bytes(),
+            ratios=self.scorer.importance and self.scorer.importance.take(),
         )
         self._ledger.reset_peaks()
         self._busy("step", start_s)
@@ -264,14 +265,18 @@ class TorchLearner:
             raise ValueError("parity: no check was begun")
         return self._bench
 
-    def set_aside(self) -> tuple[Total, list[Interval]]:
-        """Take the total and the busy intervals out of the learner; `put_back` undoes it."""
-        kept = self._total, self._intervals
-        self._total, self._intervals = Total(), []
+    def set_aside(self) -> tuple[Total, list[Interval], Any]:
+        """Take the total, the busy intervals and the sums of importance ratios out of the learner;
+        `put_back` undoes it."""
+        importance = self.scorer.importance
+        kept = self._total, self._intervals, importance and importance.sums
+        self.put_back((Total(), [], None))
         return kept
 
-    def put_back(self, kept: tuple[Total, list[Interval]]) -> None:
-        self._total, self._intervals = kept
+    def put_back(self, kept: tuple[Total, list[Interval], Any]) -> None:
+        self._total, self._intervals, sums = kept
+        if self.scorer.importance is not None:
+            self.scorer.importance.sums = sums
 
     def norm(self, buffers: Buffers) -> float:
         """Euclidean norm of a gradient or of a difference of weights, over all ranks."""

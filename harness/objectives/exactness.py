@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.config import Config, lookup
+from harness.objectives import offpolicy
 from harness.objectives.rows import Bound, Row, spelt
 from harness.protocols import UsageError
 
@@ -262,6 +263,7 @@ def markdown() -> Iterator[str]:
         nearest = f"`{row.nearest}`" if row.nearest else ""
         why = row.why.replace("||", "\\|\\|").replace("|o_i|", "\\|o_i\\|")
         yield f"| {option} | {verdicts.get(row.verdict, row.verdict)} | {why} | {nearest} |"
+    yield from offpolicy.markdown()
 
 
 PREFACE = """\
