@@ -1,0 +1,128 @@
+"""Who was busy, blocked and idle inside the budget's windows, and how stale what was trained is.
+
+docs/accounting.md is the definition; this is where it is computed, for every schedule alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.cluster.devices import Devices, devices
+from harness.config import Config
+from harness.protocols import VersionSpan
+from harness.timeline import Timeline, Window, blocked, length_s, overlap_s, union
+
+ENGINE = "engine/0"
+ALIVE = "alive"  # a trajectory's life, from its sandbox's start to its end
+EXCHANGE = "exchange"  # new weights, from the request until the engine has loaded them
+KINDS = ("learner", "engine", "sandbox")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trajectory in an optimizer step: the learner's version before the step, and which versions
+    made its tokens."""
+
+    version: int
+    spans: Sequence[VersionSpan]
+
+    @property
+    def ages(self) -> list[tuple[int, int]]:
+        """(staleness in versions, tokens) of each span."""
+        return [(self.version - s.version, s.end - s.start) for s in self.spans]
+
+
+def learner_ranks(ranks: int) -> list[str]:
+    return [f"learner/{rank}" for rank in range(ranks)]
+
+
+@contextlib.contextmanager
+def exchange(timeline: Timeline, ranks: int) -> Iterator[None]:
+    """The engine takes new weights, and the learner waits until it has them."""
+    with contextlib.ExitStack() as stack:
+        for name in (ENGINE, *learner_ranks(ranks)):
+            stack.enter_context(timeline.busy(blocked(name), EXCHANGE))
+        yield
+
+
+def named(config: Config, timeline: Timeline) -> dict[str, list[str]]:
+    """The resources of each kind. Learner ranks and engine are those of the configuration, whether
+    or not they ever worked; sandbox slots are as many as trajectories were ever alive at once."""
+    prefix = blocked("")
+    alive = [name.removeprefix(prefix) for name in timeline.resources(f"{prefix}sandbox")]
+    return {
+        "learner": learner_ranks(config.learner.ranks),
+        "engine": [ENGINE],
+        "sandbox": sorted({*timeline.resources("sandbox"), *alive}),
+    }
+
+
+def resources(
+    config: Config, timeline: Timeline, windows: Sequence[Window]
+) -> dict[str, dict[str, float | None]]:
+    """summary.json's `resources`: per kind, shares of busy, blocked and idle that add up to 1; None
+    where a kind had no resource (sandboxes in a replay) or training no time."""
+    names = named(config, timeline)
+    return {kind: timeline.shares(names[kind], windows) for kind in KINDS}
+
+
+def idle(config: Config, timeline: Timeline, windows: Sequence[Window]) -> dict[str, float | None]:
+    """summary.json's `idle`: 1 - busy of the learner's ranks, of the engine, and of all devices."""
+    names = named(config, timeline)
+    learner = timeline.idle_fraction(names["learner"], windows)
+    engine = timeline.idle_fraction(names["engine"], windows)
+    return {
+        "learner": learner,
+        "engine": engine,
+        "devices": idle_devices(devices(config), names["learner"], timeline, windows),
+    }
+
+
+def idle_devices(
+    counted: Devices, ranks: Sequence[str], timeline: Timeline, windows: Sequence[Window]
+) -> float | None:
+    """Device-weighted idle. A device that engine and a learner's rank share is busy when either is;
+    ranks have equally many devices."""
+    inside = union(windows)
+    if not length_s(inside):
+        return None
+    tracks = timeline.unions([ENGINE, *ranks])
+    if counted.placement == "colocated":
+        shared = [union([*tracks[ENGINE], *tracks[rank]]) for rank in ranks]
+        busy = statistics.fmean(overlap_s(both, inside) for both in shared)
+        return max(0.0, 1.0 - busy / length_s(inside))
+    engine = timeline.idle_fraction([ENGINE], windows) or 0.0
+    learner = timeline.idle_fraction(ranks, windows) or 0.0
+    return (counted.engine * engine + counted.learner * learner) / counted.total
+
+
+def bound(config: Config) -> int | None:
+    """The largest staleness that the schedule allows: its max_staleness, or what it promises
+    without one. None: it promises nothing."""
+    promised = {"sync": 0, "stream": 0, "one_step_off": 1}
+    if config.schedule.max_staleness is not None:
+        return config.schedule.max_staleness
+    return promised.get(config.schedule.name)
+
+
+def staleness(trained: Sequence[Trained], most: int | None) -> dict[str, Any]:
+    """summary.json's `staleness`: mean and max in learner versions over trained tokens, and what is
+    beyond `most`: its tokens, and the trajectories that have one."""
+    ages = [pair for t in trained for pair in t.ages]
+    tokens = sum(n for _, n in ages)
+    violations = None
+    if most is not None:
+        violations = {
+            "bound": most,
+            "tokens": sum(n for age, n in ages if age > most),
+            "trajectories": sum(any(age > most for age, _ in t.ages) for t in trained),
+        }
+    return {
+        "mean": sum(age * n for age, n in ages) / tokens if tokens else None,
+        "max": max((age for age, _ in ages), default=None),
+        "violations": violations,
+    }
