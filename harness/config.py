@@ -228,6 +228,10 @@ class EvaluationConfig:
     samples_per_task: int = 2
     temperature: float = 1.0
     seed: int = 1234
+    # Fractions of budget.limit, in order; the weights published next are kept and evaluated when
+    # training has stopped (harness/snapshots.py).
+    marks: list[float] = field(default_factory=list)
+    keep_snapshots: bool = False
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -110,8 +110,31 @@ def _solve_rate(accuracy: Mapping[str, Any], name: str) -> str:
     return f"{rate:.1%}" if error is None else f"{rate:.1%} +- {error:.1%}"
 
 
+def passes(pass_at_k: Mapping[Any, float | None] | None) -> str | None:
+    """pass@2, pass@4 and so on up to the largest k; None where there is only pass@1."""
+    known = {int(k): value for k, value in (pass_at_k or {}).items()}
+    shown = [k for k in known if k > 1 and (k & (k - 1) == 0 or k == max(known))]
+    return ", ".join(f"pass@{k} {_text(known[k], '{:.1%}')}" for k in shown) or None
+
+
+def _curve(points: Sequence[Mapping[str, Any]]) -> str | None:
+    """Solve rate at each mark of the budget; None without marks."""
+    rates = (f"{_text(p['solve_rate'], '{:.1%}')} at {p['mark']:.0%}" for p in points)
+    return ", ".join(rates) or None
+
+
 def _counts(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())) or "none"
+
+
+def _discarded(budget: Mapping[str, Any]) -> str:
+    lost = budget["discarded"]
+    if lost is None or not (lost["trajectories"] or lost["unfinished"] or lost["tokens"]):
+        return ""
+    return (
+        f", of it no update: {lost['trajectories']} trajectories and {lost['unfinished']} "
+        f"unfinished, {lost['tokens']} tokens, {lost['seconds']:.1f} s"
+    )
 
 
 def _overlap(summary: Mapping[str, Any]) -> str:
@@ -147,15 +170,17 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     title = f"{summary['schedule']}{release} on {summary['env']}/{summary['dataset']}"
     if summary["trains_on_evaluation"]:
         title += " (trained on an evaluation set)"
-    table = Table(box=ASCII, title=f"{title}: {summary['status']}", show_header=False)
     rows = (
         ("held-out solve rate", f"{_solve_rate(accuracy, 'initial')} before -> "
          f"{_solve_rate(accuracy, 'final')} after"),
+        ("any of k samples", passes(accuracy["pass_at_k"]["final"])),
+        ("over the budget", _curve(accuracy["curve"])),
         ("evaluated on", f"{accuracy['tasks']} tasks x {accuracy['samples_per_task']}"),
         ("updates", f"{summary['updates']} ({_text(time_s['per_update_s'], '{:.2f}')} s each, "
          f"tail {_text(time_s['tail_s'], '{:.2f}')} s)"),
         ("budget", f"{summary['budget']['spent']:g} of {summary['budget']['limit']:g} "
-         f"{summary['budget']['kind']}"),
+         f"{summary['budget']['kind']}{_discarded(summary['budget'])}"),
+        ("warning", summary["budget"].get("warning")),
         ("idle", f"learner {_text(idle['learner'], '{:.0%}')}, "
          f"engine {_text(idle['engine'], '{:.0%}')}"),
         ("overlap", _overlap(summary)),
@@ -174,10 +199,30 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         ("what ran", f"{summary['clock']} clock, {summary['engine']} engine, "
          f"{summary['hardware']}"),
     )  # fmt: skip
+    return _table(f"{title}: {summary['status']}", rows)
+
+
+def _table(title: str, rows: Iterable[tuple[str, str | None]]) -> Table:
+    table = Table(box=ASCII, title=title, show_header=False)
     for name, value in rows:
         if value is not None:
             table.add_row(name, value)
     return table
+
+
+def print_evaluation(line: Mapping[str, Any], stream: TextIO) -> None:
+    """The closing line of harness.evaluate for a person; fits 80 columns."""
+    rate, error = line["solve_rate"], line["standard_error"]
+    shown = "nothing was judged" if rate is None else f"{rate:.1%} +- {error or 0:.1%}"
+    rows = (
+        ("solve rate", shown),
+        ("any of k samples", passes(line["pass_at_k"])),
+        ("evaluated on", f"{line['tasks']} tasks x {line['samples_per_task']}, "
+         f"lost {line['lost']}"),
+        ("infrastructure errors", _counts(line["infrastructure_errors"])),
+    )  # fmt: skip
+    title = f"{line['agent']} on {line['env']}/{line['dataset']} ({line['split']})"
+    _console(stream).print(_table(title, rows))
 
 
 def print_closing_table(summary: Mapping[str, Any], path: Path, stream: TextIO) -> None:

@@ -63,20 +63,20 @@ def report(config: Config, result: Evaluation, errors: dict[str, int]) -> dict[s
         "samples_per_task": result.samples_per_task,
         "solve_rate": result.solve_rate,
         "standard_error": result.standard_error,
+        "pass_at_k": result.pass_at_k,
         "lost": result.lost,
         "infrastructure_errors": errors,
     }
 
 
 def show(line: dict[str, Any]) -> None:
-    """A table's worth of words on a terminal, JSON elsewhere."""
+    """A table on a terminal, JSON elsewhere."""
     if not sys.stdout.isatty():
         entry.closing_line(line)
         return
-    rate, error = line["solve_rate"], line["standard_error"]
-    shown = "nothing was judged" if rate is None else f"{rate:.1%} +- {error or 0:.1%}"
-    print(f"{line['agent']} on {line['env']}/{line['dataset']} ({line['split']}): {shown}")
-    print(f"{line['tasks']} tasks x {line['samples_per_task']}, lost {line['lost']}")
+    from harness.display import print_evaluation
+
+    print_evaluation(line, sys.stdout)
 
 
 def evaluate_from_command_line() -> None:

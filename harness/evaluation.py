@@ -1,11 +1,9 @@
-"""Held-out solve rate: n samples per task at fixed seeds, with its standard error."""
+"""Held-out solve rate: n samples per task at fixed seeds, with its standard error and pass@k."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from environments.protocols import InfrastructureKind
@@ -20,19 +18,21 @@ from harness.protocols import (
     UsageError,
 )
 from harness.rollout import Rollouts, derive_seed
+from harness.solve_rates import passes, solve_rate, standard_error
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """`solve_rate` is the mean over tasks of the share of judged samples with reward 1; the
-    standard error treats tasks as the sample. A sample lost to infrastructure is left out and
-    counted."""
+    standard error treats tasks as the sample (harness/solve_rates.py). `pass_at_k` has every k up
+    to `samples_per_task`. A sample lost to infrastructure is left out and counted."""
 
     solve_rate: float | None
     standard_error: float | None
     tasks: int
     samples_per_task: int
     lost: int
+    pass_at_k: dict[int, float | None] = field(default_factory=dict)
 
 
 MADE_FOR_EVALUATION = ("test", "eval", "validation")  # splits of published data sets
@@ -82,7 +82,7 @@ async def evaluate(
 
     lives = [
         (
-            t,
+            task.task_id,
             clock.spawn(
                 rollouts.run(task, t, n, derive_seed(seed, task.task_id, n), hear, label),
                 f"{label}{t}-{n}",
@@ -91,22 +91,22 @@ async def evaluate(
         for t, task in enumerate(tasks)
         for n in range(samples_per_task)
     ]
-    solved: dict[int, list[float]] = {}
+    solved: dict[str, list[bool]] = {}
     lost = 0
-    for t, life in lives:
+    for task_id, life in lives:
         trajectory = await life
         if trajectory is None or trajectory.reward is None:
             lost += 1
             continue
         record(trajectory)
-        solved.setdefault(t, []).append(float(trajectory.reward == 1.0))
+        solved.setdefault(task_id, []).append(trajectory.reward == 1.0)
     if lost and not solved:
         raise InfrastructureError(kind, f"all {lost} samples were lost; nothing was judged")
-    rates = [statistics.fmean(samples) for samples in solved.values()]
     return Evaluation(
-        solve_rate=statistics.fmean(rates) if rates else None,
-        standard_error=statistics.stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else None,
+        solve_rate=solve_rate(solved),
+        standard_error=standard_error(solved),
         tasks=len(tasks),
         samples_per_task=samples_per_task,
         lost=lost,
+        pass_at_k=passes(solved, samples_per_task),
     )

@@ -71,7 +71,7 @@ class MlflowTracker:
             ) from self._error
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._last_step = step
+        self._last_step = max(self._last_step, step)
         self._work.put(("metrics", step, numbers(metrics)))
 
     def close(self, status: str, summary: Mapping[str, Any], folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.util
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,6 +143,7 @@ def validate(config: Config) -> None:
             "objective.kl.place=reward: a replay plays the recorded rewards as they are; take "
             "objective.kl.place=loss, or no replay"
         )
+    _marks(config.evaluation.marks)
     _ranks(config)
     devices.check(config)
     pinning.cores(config)  # says itself where they are not there
@@ -216,6 +218,15 @@ def _asynchronous(schedule: ScheduleConfig) -> None:
                 f"schedule.{key}={value}: schedule={schedule.name} does not read it; "
                 "leave it unset, or take schedule=async"
             )
+
+
+def _marks(marks: Sequence[float]) -> None:
+    inside = all(0 < mark < 1 for mark in marks)
+    if not inside or any(a >= b for a, b in itertools.pairwise(marks)):
+        raise UsageError(
+            f"evaluation.marks={list(marks)}: fractions of the budget, above 0 and below 1 and in "
+            "increasing order, such as [0.25,0.5,0.75]; evaluation.final has the end"
+        )
 
 
 def _ranks(config: Config) -> None:

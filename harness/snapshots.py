@@ -1,0 +1,128 @@
+"""Weights kept at marks of the budget: an evaluation curve that disturbs no schedule.
+
+A mark is a fraction of `budget.limit`. The first weights that are published once it is spent are
+kept, by a hard link where the file system has them, outside the budget; they are evaluated when
+training has stopped. The bits of training are the same with and without marks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.budget import Budget
+from harness.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where the run was when it took its weights for this mark: `spent` in the budget's unit.
+    `path` is None for the weights that training began with."""
+
+    mark: float
+    spent: float
+    updates: int
+    version: int
+    path: Path | None
+
+    @property
+    def phase(self) -> str:
+        """The name of its evaluation in evaluation.jsonl."""
+        return f"mark-{self.mark:g}"
+
+
+class Snapshots:
+    """The marks of one run. Files lie in `folder`, one per version, whole or not at all."""
+
+    def __init__(self, marks: Sequence[float], folder: Path) -> None:
+        self._ahead = list(marks)
+        self._folder = folder
+        self._files: list[Path] = []
+        self.kept: list[Mark] = []
+
+    def offer(self, budget: Budget, path: str, version: int) -> None:
+        """Weights have been published: keep them where the budget has passed a mark."""
+        spent = budget.spent
+        # Divided, as the marks were written: 0.7 x 10 is more than 7.
+        passed = [mark for mark in self._ahead if spent / budget.limit >= mark]
+        if not passed:
+            return
+        with budget.paused("snapshot"):
+            file = self._folder / f"snapshot-{version:06d}.safetensors"
+            keep(Path(path), file)
+        self._files.append(file)
+        self._take(passed, Mark(0.0, spent, budget.counters.updates, version, file))
+
+    def end(self, budget: Budget, path: str | None, version: int) -> None:
+        """Training has stopped: the marks that no update came after get the last published weights,
+        and what was spent in all."""
+        last = None if path is None else Path(path)
+        self._take(
+            list(self._ahead), Mark(0.0, budget.spent, budget.counters.updates, version, last)
+        )
+
+    def _take(self, marks: Sequence[float], at: Mark) -> None:
+        self.kept += [Mark(mark, at.spent, at.updates, at.version, at.path) for mark in marks]
+        self._ahead = [mark for mark in self._ahead if mark not in marks]
+
+    def remove(self) -> None:
+        """The files that were kept, not the learner's own."""
+        for file in self._files:
+            file.unlink(missing_ok=True)
+        self._files.clear()
+
+    async def evaluate(
+        self,
+        path: str | None,
+        version: int,
+        final: bool,
+        load: Callable[[str, int], Awaitable[None]],
+        measure: Callable[[str], Awaitable[Evaluation]],
+    ) -> list[dict[str, Any]]:
+        """The curve, a point for each mark, and with `final` the last published weights (`path`,
+        which the engine has loaded) at the end. A version is measured once, whatever it stands
+        for."""
+        measured: dict[int, tuple[str, Evaluation]] = {}
+        loaded = version
+        for at in self.kept:
+            if at.version in measured or (final and at.version == version):
+                continue
+            if at.path is not None and at.version != loaded:
+                await load(str(at.path), at.version)
+                loaded = at.version
+            measured[at.version] = at.phase, await measure(at.phase)
+        if final:
+            if path is not None and loaded != version:
+                await load(path, version)
+            measured[version] = "final", await measure("final")
+        return [_point(at, *measured[at.version]) for at in self.kept]
+
+
+def _point(at: Mark, phase: str, evaluation: Evaluation) -> dict[str, Any]:
+    """One point of summary.json's accuracy.curve; `phase` names its lines in evaluation.jsonl."""
+    return {
+        "mark": at.mark,
+        "spent": at.spent,
+        "updates": at.updates,
+        "version": at.version,
+        "phase": phase,
+        "solve_rate": evaluation.solve_rate,
+        "standard_error": evaluation.standard_error,
+        "pass_at_k": evaluation.pass_at_k,
+        "lost": evaluation.lost,
+    }
+
+
+def keep(source: Path, target: Path) -> None:
+    """`target` becomes the content of `source`, at once; a file that is there is replaced."""
+    part = target.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(source, part)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, part)
+    part.replace(target)
