@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from harness.protocols import Clock, Event, Group, GroupClosed
+from harness.protocols import Clock, Event, Group, GroupClosed, Sink, Task
+
+Begin = Callable[[int, Task, int, Sink], Group]
+"""(number, task, seed, sink) -> the group, whose rollouts have been started."""
 
 
-class LiveBatch:
-    """The Batch protocol over a queue. `fail` makes every later `next` and `ready` raise: a
-    schedule waits only here, so this is where a broken rollout, or the end of a time budget,
-    reaches it."""
+class Events:
+    """A queue of events that may end, or fail: then every later `next` and `ready` raises. A
+    schedule waits only here, so this is where a broken rollout, or the end of a budget, reaches
+    it."""
 
-    def __init__(
-        self,
-        index: int,
-        version: int,
-        groups: Sequence[Group],
-        clock: Clock,
-        record: Callable[[Event], None] = lambda event: None,
-    ) -> None:
-        self.index = index
-        self.version = version
-        self.groups = groups
-        self.started_s = clock.now()
-        self.last_event_s = self.started_s
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._record = record
         self._queue = clock.queue()
-        self._open = len(groups)
         self._failure: BaseException | None = None
         self._ended = False
 
-    def emit(self, event: Event) -> None:
-        """Sequence an event, which `record` sees first; the last group's close ends the batch."""
-        self._record(event)
-        self.last_event_s = self._clock.now()
+    def put(self, event: Event | None) -> None:
+        """None is the end."""
         self._queue.put_nowait(event)
-        if isinstance(event, GroupClosed):
-            self._open -= 1
-            if self._open == 0:
-                self._queue.put_nowait(None)
 
     def fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -68,3 +51,52 @@ class LiveBatch:
                 break
             events.append(event)
         return events
+
+
+class LiveBatch(Events):
+    """The Batch protocol over a queue. `began_s` is when its first rollout began, `started_s` when
+    its update did: the same for a batch of its own, earlier for groups out of a flow."""
+
+    def __init__(
+        self,
+        index: int,
+        version: int,
+        groups: Iterable[Group],
+        clock: Clock,
+        record: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        super().__init__(clock)
+        self.index = index
+        self.version = version
+        self.groups = list(groups)
+        self.began_s = self.started_s = self.last_event_s = clock.now()
+        self._record = record
+        self._closed = 0
+
+    def emit(self, event: Event) -> None:
+        """Sequence an event, which `record` sees first; the last group's close ends the batch."""
+        self._record(event)
+        self.last_event_s = self._clock.now()
+        self.put(event)
+        if isinstance(event, GroupClosed):
+            self._closed += 1
+            if self._closed == len(self.groups):
+                self.put(None)
+
+
+def start(
+    begin: Begin,
+    index: int,
+    version: int,
+    tasks: Sequence[Task],
+    seed: int,
+    clock: Clock,
+    record: Callable[[Event], None] = lambda event: None,
+) -> LiveBatch:
+    """Begin a batch: one group per task. `record` sees every event before the schedule does."""
+    batch = LiveBatch(index, version, [], clock, record)
+    for number, task in enumerate(tasks, index * len(tasks)):
+        group = begin(number, task, seed, batch)
+        group.version = version
+        batch.groups.append(group)
+    return batch

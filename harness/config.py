@@ -187,7 +187,8 @@ class SandboxConfig:
     """A sandbox's image and limits are its environment's. `warm` of each kind lately asked for are
     kept ready (null: a batch of trajectories with Docker, none with bubblewrap). `hosts` are Docker
     engines, unix:// or tcp:// (none: DOCKER_HOST's or the local one), of `host_parallel` sandboxes
-    each, in their order (none: max_parallel)."""
+    each, in their order (none: max_parallel). `mirrors`, NAME:PORT:ADDRESS, stand for hosts that
+    a task allows, and are the only way to addresses that are not public."""
 
     kind: str = "auto"
     max_parallel: int = 64  # sandboxes alive at once: agents', verifiers' and warm ones
@@ -199,6 +200,7 @@ class SandboxConfig:
     hosts: list[str] = field(default_factory=list)
     host_parallel: list[int] = field(default_factory=list)
     disk_free_mb: int = 512  # at an engine's data root; nothing new starts below it
+    mirrors: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness import summary as closing
 from harness.budget import Budget, BudgetEnded
+from harness.cluster.devices import devices
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.display import Display
@@ -24,12 +25,14 @@ from harness.evaluation import Evaluation, evaluate
 from harness.interrupt import Interrupted, run_async
 from harness.learner.log import LoggedLearner
 from harness.manifest import manifest
+from harness.nvml import open_sampler
 from harness.objectives.grpo import Grpo
 from harness.parity import describe
 from harness.parts import Parts, make_rollouts, open_parts, reward_penalty
 from harness.protocols import Schedule, Trajectory
 from harness.records import Records
 from harness.replay import Replay, whole_batches
+from harness.snapshots import Snapshots
 from harness.timeline import Timeline
 from harness.tracking import open_tracker
 from harness.training import Row, Training
@@ -68,8 +71,11 @@ class Experiment:
         self.provider: Any = None
         self.errors: Counter[str] = Counter()
         self.evaluations: dict[str, Evaluation] = {}
+        self.curve: list[dict[str, Any]] = []
+        self._snapshots = Snapshots(config.evaluation.marks, folder / "checkpoints")
         self._recorded: Batches = {}  # of a replay
         self.trains_on_evaluation = False
+        self.nvml: Mapping[str, Any] | None = None
         self.setup_s: float | None = None
         self.evaluation_s = 0.0
 
@@ -94,9 +100,13 @@ class Experiment:
             self.setup_s = time.monotonic() - self._began_s
             if config.evaluation.initial and config.replay is None:
                 await self._evaluate(parts, "initial")
-            await self._train(parts)
-            if config.evaluation.final and config.replay is None:
-                await self._evaluate(parts, "final")
+            try:
+                await self._train(parts)
+                if config.replay is None:
+                    await self._evaluate_after(parts)
+            finally:
+                if not config.evaluation.keep_snapshots:
+                    self._snapshots.remove()
             display.phase("closing")
 
     def _run_id(self) -> str:
@@ -113,7 +123,22 @@ class Experiment:
             "policy_sha256": _sha256(parts.policy_folder),
         }
 
-    async def _evaluate(self, parts: Parts, name: str) -> None:
+    async def _evaluate_after(self, parts: Parts) -> None:
+        """Training has stopped, the engine is free: the marks in order, then the last published
+        weights."""
+        training = self.training
+        assert training is not None
+        self.curve = await self._snapshots.evaluate(
+            training.published,
+            training.version,
+            self._config.evaluation.final,
+            parts.engine.update_weights,
+            lambda phase: self._evaluate(parts, phase),
+        )
+        for point in self.curve:
+            self.tracker.update(point["updates"], {"accuracy": {"curve": point}})
+
+    async def _evaluate(self, parts: Parts, name: str) -> Evaluation:
         """Outside the budget: before training has begun, and after it has stopped."""
         config = self._config
         self._display.phase(f"evaluation ({name})")
@@ -124,7 +149,7 @@ class Experiment:
         def record(trajectory: Trajectory) -> None:
             self.records.trajectory(trajectory, file="evaluation.jsonl", phase=name)
 
-        self.evaluations[name] = await evaluate(
+        self.evaluations[name] = found = await evaluate(
             rollouts,
             parts.clock,
             tasks,
@@ -136,10 +161,11 @@ class Experiment:
         self.errors.update(rollouts.infrastructure_errors)
         await parts.engine.drain_intervals()  # not training: kept out of the timeline
         self.evaluation_s += time.monotonic() - started_s
-        rate = self.evaluations[name].solve_rate
+        rate = found.solve_rate
         self._display.note(
             f"held-out solve rate ({name}): {rate if rate is None else f'{rate:.1%}'}"
         )
+        return found
 
     async def _train(self, parts: Parts) -> None:
         config = self._config
@@ -150,19 +176,21 @@ class Experiment:
         )
         source: Any = rollouts
         if config.replay is not None:
-            source = Replay(self._recorded, parts.engine, parts.clock, config.rollout.temperature)
+            source = Replay(
+                self._recorded, parts.engine, parts.clock, config.rollout.temperature,
+                origin_s=parts.clock.origin_s,
+            )  # fmt: skip
         schedule: Schedule = load(config.schedule.target)(config)
         learner = LoggedLearner(parts.learner, self._folder / "learner.jsonl")
-        devices = config.schedule.engine_devices + config.schedule.learner_devices
         self.timeline.origin_s = parts.clock.origin_s
         self.training = Training(
             learner=learner,
             engine=parts.engine,
             objective=Grpo(config.objective, config.rollout.group_size),
-            budget=Budget(config.budget, devices, parts.clock),
+            budget=Budget(config.budget, devices(config).total, parts.clock),
             clock=parts.clock,
             timeline=self.timeline,
-            start_batch=source.start,
+            begin=source.begin,
             take_intervals=source.take_intervals,
             tasks=parts.environment.tasks(config.env.split),
             groups_per_batch=config.rollout.groups_per_batch,
@@ -171,19 +199,33 @@ class Experiment:
             ranks=config.learner.ranks,
             parity=config.parity,
             release=schedule.release,
+            group_size=config.rollout.group_size,
+            room=config.schedule.concurrent_trajectories
+            or min(config.engine.slots, config.sandbox.max_parallel),
+            in_flight=config.schedule.partial_rollout,
             on_update=self._on_update,
             on_trajectory=lambda t, batch: self.records.trajectory(t, batch=batch),
         )
+        budget = self.training.budget
+        if line := budget.shortfall(config.rollout.group_size * config.rollout.groups_per_batch):
+            self._display.note(line)
+        sampler = open_sampler(config, self._display.note)
         try:
             await schedule.run(self.training)
         except BudgetEnded as ended:
-            self._display.note(f"{ended}: the open batch is discarded, its cost counts")
+            self._display.note(f"{ended}: what no update was made of is discarded, its cost counts")
         finally:
-            self.training.budget.end()
+            budget.end()
+            if sampler is not None:
+                sampler.stop()
+                self.nvml = sampler.summary(self.training.windows)
             self.errors.update(rollouts.infrastructure_errors)
             await learner.close()
         await parts.clock.cancel_all()
         await self.training.drain()  # the open batch's share, if there is one
+        self._snapshots.end(budget, self.training.published, self.training.version)
+        if (line := budget.without_update()) is not None:
+            self._display.note(line)
 
     def _on_update(self, row: Row) -> None:
         self.records.update(row)
@@ -195,6 +237,10 @@ class Experiment:
             self._display.note(f"update {row['update']}: {why}; decided in {took_s:.3f} s")
         if self.training is not None and row["gradient_relative_error"] is not None:
             self._display.note(describe(self.training.parity.figures[-1], row["update"]))
+        if self.training is not None and self.training.published is not None:
+            self._snapshots.offer(
+                self.training.budget, self.training.published, self.training.version
+            )
 
     def close(self, status: str) -> dict[str, Any]:
         """Write summary.json and timeline.json and end the tracker's run; the loop has ended."""
@@ -214,6 +260,8 @@ class Experiment:
             },
         )
         summary["trains_on_evaluation"] = self.trains_on_evaluation
+        summary["accuracy"]["curve"] = self.curve
+        summary["nvml"] = self.nvml
         self.records.close()
         self.timeline.write(self._folder / "timeline.json")
         self.records.summary(summary)

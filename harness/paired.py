@@ -20,11 +20,12 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import entry
+from harness.batch import Begin
 from harness.budget import Budget
 from harness.cluster.worker import load
 from harness.config import BudgetConfig, Config
@@ -33,7 +34,7 @@ from harness.objectives.grpo import Grpo
 from harness.overlap import overlap, run_efficiency
 from harness.paired_options import parse, recording
 from harness.parts import Parts, open_parts
-from harness.protocols import Schedule
+from harness.protocols import Group, Schedule, Sink, Task
 from harness.replay import Replay
 from harness.timeline import Timeline
 from harness.timings import History
@@ -84,7 +85,7 @@ class Variant:
             budget=Budget(BudgetConfig("updates", 1), devices=2, clock=parts.clock),
             clock=parts.clock,
             timeline=Timeline(parts.clock.origin_s),
-            start_batch=_at(replay, update),
+            begin=_at(replay, update * config.rollout.groups_per_batch),
             take_intervals=replay.take_intervals,
             tasks=parts.environment.tasks(config.env.split),
             groups_per_batch=config.rollout.groups_per_batch,
@@ -101,11 +102,13 @@ class Variant:
         return rows[0]
 
 
-def _at(replay: Replay, update: int) -> Callable[..., Any]:
-    def start(index: int, version: int, tasks: Any, seed: int, record: Any) -> Any:
-        return replay.start(update, version, tasks, seed, record)
+def _at(replay: Replay, first: int) -> Begin:
+    """The recording from its group `first` on."""
 
-    return start
+    def begin(number: int, task: Task, seed: int, sink: Sink) -> Group:
+        return replay.begin(first + number, task, seed, sink)
+
+    return begin
 
 
 async def play(variants: Sequence[Variant], recorded: Batches, updates: int, workload: str) -> None:
@@ -116,7 +119,7 @@ async def play(variants: Sequence[Variant], recorded: Batches, updates: int, wor
         async with open_parts(config, "paired", Path(folder), say=say) as parts:
             replay = Replay(
                 recorded, parts.engine, parts.clock, config.rollout.temperature, workload,
-                config.seed,
+                config.seed, parts.clock.origin_s,
             )  # fmt: skip
             version = 0
             for variant in variants:

@@ -26,11 +26,11 @@ from environments.protocols import (
 
 __all__ = [
     "Batch", "Clock", "Completion", "Engine", "Environment", "Event", "ExecResult", "Flow",
-    "FoldSpec", "Generation", "Group", "GroupClosed", "InfrastructureError", "Interval", "Learner",
-    "ParityFigures", "Release",
-    "RewardArrived", "Sandbox", "SandboxProvider", "SandboxSpec", "Schedule", "Sink", "StepStats",
-    "Submission", "Task", "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn",
-    "TurnFinished", "UsageError", "Verdict", "VersionSpan",
+    "FlowRun", "FoldSpec", "Generation", "Group", "GroupClosed", "InfrastructureError",
+    "Interval", "Learner", "ParityFigures", "Release", "RewardArrived", "Sandbox",
+    "SandboxProvider", "SandboxSpec", "Schedule", "Sink", "StepStats", "Submission", "Task",
+    "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn", "TurnFinished", "UsageError",
+    "Verdict", "VersionSpan",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -168,7 +168,9 @@ class Batch(Protocol):
 
     index: int
     version: int
-    groups: Sequence[Group]
+
+    @property
+    def groups(self) -> Sequence[Group]: ...
 
     async def next(self) -> Event | None:
         """The next event; None once every group is closed and every event was handed over."""
@@ -192,8 +194,10 @@ class Sink(Protocol):
 class Flow(Protocol):
     """Groups without the boundaries of batches: rollouts that go on while the learner works."""
 
-    open: list[Group]
-    """Begun and not closed, in order of their beginning."""
+    @property
+    def open(self) -> list[Group]:
+        """Begun and not closed, in order of their beginning."""
+        ...
 
     def allow(self, groups: int) -> None:
         """How many groups may have been begun since the start, beside those that were discarded
@@ -407,19 +411,6 @@ class Run(Protocol):
     timings: History
     """What the last updates measured."""
 
-    groups_per_batch: int
-    version: int
-    """The newest published weights."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the budget is spent."""
-        ...
-
-    def flow(self) -> Flow:
-        """The run's groups as a stream, for schedules that do not work batch by batch."""
-        ...
-
     def decided(self, release: Release, why: str) -> None:
         """The coming batch is played at this rung of the ladder; for the record."""
         ...
@@ -459,6 +450,23 @@ class Run(Protocol):
 
     async def finish_update(self, batch: Batch, stats: StepStats) -> None:
         """Publish the weights to the engine and record the update."""
+        ...
+
+
+class FlowRun(Run, Protocol):
+    """A Run for schedules that do not work batch by batch."""
+
+    groups_per_batch: int
+    version: int
+    """The newest published weights."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the budget is spent."""
+        ...
+
+    def flow(self) -> Flow:
+        """The run's groups as a stream."""
         ...
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.batch import LiveBatch
+from harness.accounting import ALIVE
 from harness.config import RolloutConfig
 from harness.protocols import (
     Clock,
@@ -20,6 +20,7 @@ from harness.protocols import (
     GroupClosed,
     Interval,
     RewardArrived,
+    Sink,
     Task,
     Trajectory,
     TrajectoryFinished,
@@ -28,6 +29,7 @@ from harness.protocols import (
     UsageError,
     VersionSpan,
 )
+from harness.slots import Slots
 from harness.trajectory_lines import read
 from harness.workload import Batches, transform
 
@@ -85,39 +87,47 @@ class Replay:
         temperature: float,
         workload: str = "recorded",
         seed: int = 0,
+        origin_s: float = 0.0,
     ) -> None:
-        self._batches = list(transform(recorded, workload, seed).values())
+        """`origin_s` is the machine's time at which the clock began."""
+        played = transform(recorded, workload, seed)
+        self._groups = [ts for groups in played.values() for ts in groups.values()]
         self._engine = engine
         self._clock = clock
         self._temperature = temperature
+        self._origin_s = origin_s
+        self._slots = Slots()
+        self._intervals: list[Interval] = []
 
-    def start(
-        self, index: int, version: int, tasks: Sequence[Task], seed: int, record: Emit
-    ) -> LiveBatch:
-        """Play batch `index` (modulo the recording's length); tasks and seed are the
+    def begin(self, number: int, task: Task | None, seed: int, sink: Sink) -> Group:
+        """Play group `number` (modulo the recording's length); task and seed are the
         recording's."""
-        recorded = self._batches[index % len(self._batches)]
-        groups = [
-            Group(index * len(recorded) + k, ts[0].task_id, ts[0].difficulty)
-            for k, ts in enumerate(recorded.values())
-        ]
-        batch = LiveBatch(index, version, groups, self._clock, record)
-        for group, originals in zip(groups, recorded.values(), strict=True):
-            self._clock.spawn(self._group(batch, group, originals), f"group-{group.group}")
-        return batch
+        originals = self._groups[number % len(self._groups)]
+        group = Group(number, originals[0].task_id, originals[0].difficulty)
+        self._clock.spawn(self._group(sink, group, originals), f"group-{number}")
+        return group
 
-    async def _group(self, batch: LiveBatch, group: Group, originals: Sequence[Trajectory]) -> None:
+    async def _group(self, sink: Sink, group: Group, originals: Sequence[Trajectory]) -> None:
         lives = [
-            self._clock.spawn(self._live(original, group.group, batch.emit), original.trajectory_id)
+            self._clock.spawn(self._live(original, group.group, sink.emit), original.trajectory_id)
             for original in sorted(originals, key=lambda t: t.index)
         ]
         try:
             group.trajectories = [await life for life in lives]
-            batch.emit(GroupClosed(group))
+            sink.emit(GroupClosed(group))
         except Exception as error:  # a defect: it must end the run
-            batch.fail(error)
+            sink.fail(error)
 
     async def _live(self, original: Trajectory, group: int, emit: Emit) -> Trajectory:
+        slot, began_s = self._slots.take(), self._clock.now()
+        try:
+            return await self._play(original, group, emit)
+        finally:
+            life = (self._origin_s + began_s, self._origin_s + self._clock.now())
+            self._intervals.append(Interval(f"rollout/{slot:02d}", ALIVE, *life))
+            self._slots.give(slot)
+
+    async def _play(self, original: Trajectory, group: int, emit: Emit) -> Trajectory:
         clock = self._clock
         played = Trajectory(
             trajectory_id=f"{group}-{original.index}",
@@ -170,5 +180,6 @@ class Replay:
         return played
 
     def take_intervals(self) -> list[Interval]:
-        """No sandbox is busy in a replay."""
-        return []
+        """The lives of trajectories since the last call: no sandbox is busy in a replay."""
+        taken, self._intervals = self._intervals, []
+        return taken

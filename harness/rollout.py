@@ -9,16 +9,15 @@ whole group is dropped.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from harness.accounting import ALIVE
 from harness.agents import Agent
-from harness.batch import LiveBatch
 from harness.config import RolloutConfig
 from harness.protocols import (
     Clock,
@@ -31,6 +30,7 @@ from harness.protocols import (
     RewardArrived,
     Sandbox,
     SandboxProvider,
+    Sink,
     Submission,
     Task,
     Trajectory,
@@ -40,6 +40,8 @@ from harness.protocols import (
     TurnFinished,
     Verdict,
 )
+from harness.slots import Slots
+from harness.timeline import blocked
 
 Emit = Callable[[Event], None]
 MakeAgent = Callable[[Task], Agent]
@@ -50,23 +52,6 @@ def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed from named parts: the same parts give the same seed on every machine."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
-
-
-class Slots:
-    """Names for sandboxes in the timeline: the lowest free number, so that tracks stay few."""
-
-    def __init__(self) -> None:
-        self._free: list[int] = []
-        self._next = 0
-
-    def take(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        self._next += 1
-        return self._next - 1
-
-    def give(self, slot: int) -> None:
-        heapq.heappush(self._free, slot)
 
 
 class Rollouts:
@@ -100,22 +85,16 @@ class Rollouts:
         self.infrastructure_errors: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
 
-    def start(
-        self, index: int, version: int, tasks: Sequence[Task], seed: int, record: Emit
-    ) -> LiveBatch:
-        """Start one batch: a group of `group_size` trajectories per task. `record` sees every event
-        before the schedule does."""
-        first = index * len(tasks)
-        groups = [Group(first + k, task.task_id, task.difficulty) for k, task in enumerate(tasks)]
-        batch = LiveBatch(index, version, groups, self._clock, record)
-        for group, task in zip(groups, tasks, strict=True):
-            self._clock.spawn(self._group(batch, group, task, seed), f"group-{group.group}")
-        return batch
+    def begin(self, number: int, task: Task, seed: int, sink: Sink) -> Group:
+        """Start `group_size` trajectories of one task."""
+        group = Group(number, task.task_id, task.difficulty)
+        self._clock.spawn(self._group(sink, group, task, seed), f"group-{number}")
+        return group
 
-    async def _group(self, batch: LiveBatch, group: Group, task: Task, seed: int) -> None:
+    async def _group(self, sink: Sink, group: Group, task: Task, seed: int) -> None:
         lives = [
             self._clock.spawn(
-                self.run(task, group.group, i, derive_seed(seed, group.group, i), batch.emit),
+                self.run(task, group.group, i, derive_seed(seed, group.group, i), sink.emit),
                 f"trajectory-{group.group}-{i}",
             )
             for i in range(self._limits.group_size)
@@ -124,9 +103,9 @@ class Rollouts:
             ended = [await life for life in lives]
             group.dropped = any(t is None for t in ended)
             group.trajectories = [] if group.dropped else [t for t in ended if t is not None]
-            batch.emit(GroupClosed(group))
+            sink.emit(GroupClosed(group))
         except Exception as error:  # a defect, not an infrastructure failure: it must end the run
-            batch.fail(error)
+            sink.fail(error)
 
     async def run(
         self, task: Task, group: int, index: int, seed: int, emit: Emit, label: str = ""
@@ -185,14 +164,21 @@ class Rollouts:
                 )
             verdict = Verdict(0.0, {"submitted": False})
             if trajectory.end == "submit":
+                collecting_s = clock.now()
                 submission = await environment.collect(task, sandbox)
+                self._busy(slot, "collect", collecting_s, trajectory)
                 if submission.sandbox is None:
                     await sandbox.stop()
                 verdict = await self._verify(task, trajectory, submission, slot)
         finally:
-            if sandbox is not None:
-                await sandbox.stop()
-            self._slots.give(slot)
+            stopping_s = clock.now()
+            try:
+                if sandbox is not None:
+                    await sandbox.stop()
+                    self._busy(slot, "stop", stopping_s, trajectory)
+            finally:  # what it did not work in its life, it was blocked
+                self._busy(slot, ALIVE, trajectory.started_s, trajectory, blocked)
+                self._slots.give(slot)
         # Only now: until its sandbox is gone the trajectory can still be lost.
         if penalty is not None:
             verdict = _shaped(trajectory, verdict, await penalty)
@@ -246,9 +232,10 @@ class Rollouts:
         """Judge the same submission, again after an infrastructure failure."""
         started_s = self._clock.now()
         async with self._verification:
+            judging_s = self._clock.now()
             verdict = await self._judge(task, submission)
         trajectory.verify_s = self._clock.now() - started_s
-        self._busy(slot, "verify", started_s, trajectory)
+        self._busy(slot, "verify", judging_s, trajectory)
         if not math.isfinite(verdict.reward):
             raise InfrastructureError("parser", f"{task.task_id}: reward {verdict.reward}")
         return verdict
@@ -269,10 +256,17 @@ class Rollouts:
         taken, self._intervals = self._intervals, []
         return taken
 
-    def _busy(self, slot: int, name: str, started_s: float, trajectory: Trajectory) -> None:
+    def _busy(
+        self,
+        slot: int,
+        name: str,
+        started_s: float,
+        trajectory: Trajectory,
+        track: Callable[[str], str] = str,
+    ) -> None:
         self._intervals.append(
             Interval(
-                f"sandbox/{slot:02d}",
+                track(f"sandbox/{slot:02d}"),
                 name,
                 self._origin_s + started_s,
                 self._origin_s + self._clock.now(),

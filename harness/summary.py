@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness import accounting
+from harness.budget import uncounted_tokens
 from harness.config import Config
 from harness.evaluation import Evaluation
 from harness.outcomes import Outcomes
 from harness.overlap import run_efficiency
+from harness.peers import peers
 from harness.records import blank_summary
 from harness.timeline import Timeline
 from harness.training import Row, Training
@@ -38,6 +41,10 @@ _METRICS = {
     "tokens_trained": "tokens/trained",
     "gradient_norm": "learner/gradient_norm",
     "learning_rate": "learner/learning_rate",
+    "ratio_mean": "correction/ratio_mean",
+    "ratio_max": "correction/ratio_max",
+    "ratio_outside_fraction": "correction/outside_fraction",
+    "effective_sample_fraction": "correction/effective_sample_fraction",
     "ledger_buffers_peak": "ledger/buffers_peak",
     "ledger_bytes_peak": "ledger/bytes_peak",
     "budget_spent": "budget/spent",
@@ -92,6 +99,9 @@ def summarise(
         summary["sandbox"] = "replayed"
         summary["sandbox_why"] = f"recorded times of {config.replay}"
     for name, evaluation in evaluations.items():
+        if name not in ("initial", "final"):
+            continue  # of a mark: in the curve
+        summary["accuracy"]["pass_at_k"][name] = evaluation.pass_at_k
         summary["accuracy"] |= {
             name: evaluation.solve_rate,
             f"{name}_standard_error": evaluation.standard_error,
@@ -122,28 +132,30 @@ def _add_training(
 ) -> None:
     rows, counters = training.rows, training.budget.counters
     learner, engine = timeline.resources("learner"), timeline.resources("engine")
-    summary["budget"]["spent"] = training.budget.spent
+    uncounted = None  # known once everything has been drained
+    if summary["status"] == "finished":
+        uncounted = uncounted_tokens(timeline.intervals, counters.tokens)
+    summary["budget"] |= {
+        "spent": training.budget.spent,
+        "discarded": training.budget.discarded | {"tokens_not_counted": uncounted},
+        "warning": training.budget.without_update(),
+    }
     summary["updates"] = counters.updates
     summary["trajectories"] = counters.trajectories
-    summary["trajectories_lost"] = training.lost
+    summary["trajectories_lost"] = training.recorder.lost
     summary["tokens_generated"] = counters.tokens
     summary["tokens_trained"] = training.tokens_trained
     summary["time"] |= {name: _mean(rows, name) for name in _MEANS} | {
         "training_s": training.budget.elapsed_s,
-        "parity_s": sum(end - start for start, end in training.budget.counters.pauses_s),
+        "parity_s": counters.paused_s.get("parity", 0.0),
+        "snapshot_s": counters.paused_s.get("snapshot", 0.0),
         "learner_busy_s": timeline.busy_s(learner, training.windows),
         "engine_busy_s": timeline.busy_s(engine, training.windows),
     }
-    summary["idle"] = {
-        "learner": timeline.idle_fraction(learner, training.windows),
-        "engine": timeline.idle_fraction(engine, training.windows),
-    }
-    tokens = sum(n for _, n in training.staleness)
-    if tokens:
-        summary["staleness"] = {
-            "mean": sum(age * n for age, n in training.staleness) / tokens,
-            "max": max(age for age, _ in training.staleness),
-        }
+    summary["idle"] = accounting.idle(config, timeline, training.windows)
+    summary["resources"] = accounting.resources(config, timeline, training.windows)
+    summary["staleness"] = accounting.staleness(training.trained, accounting.bound(config))
+    summary["peers"] = peers(timeline, training.ranks, training.windows, training.trained)
     summary["reward"] = {
         "first": rows[0]["reward_mean"] if rows else None,
         "last": rows[-1]["reward_mean"] if rows else None,

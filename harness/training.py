@@ -6,12 +6,14 @@ import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from environments.protocols import InfrastructureKind
-from harness.batch import LiveBatch
-from harness.budget import Budget, BudgetEnded
+from harness.accounting import Trained, exchange
+from harness.batch import Begin, Events, LiveBatch, start
+from harness.budget import Budget
 from harness.config import ParityConfig
+from harness.flow import LiveFlow
+from harness.objectives import ratios
 from harness.objectives.grpo import Grpo
-from harness.overlap import overlap_row
+from harness.overlap import COLUMNS, overlap_row
 from harness.packing import abreast, pack, task_order
 from harness.parity import COLUMNS as PARITY_COLUMNS
 from harness.parity import ParityChecks
@@ -19,25 +21,21 @@ from harness.protocols import (
     Batch,
     Clock,
     Engine,
-    Event,
     Group,
-    GroupClosed,
     InfrastructureError,
     Learner,
     ParityFigures,
     Release,
-    RewardArrived,
+    Sink,
     StepStats,
     Task,
     Trajectory,
-    TrajectoryLost,
-    TurnFinished,
 )
+from harness.recorder import Recorder
 from harness.timeline import Timeline, Window
 from harness.timings import History, UpdateTimings
 
 Row = dict[str, Any]
-StartBatch = Callable[[int, int, Sequence[Task], int, Callable[[Event], None]], LiveBatch]
 
 
 class Training:
@@ -45,8 +43,10 @@ class Training:
 
     `release` is the schedule's rung until it says otherwise (`decided`, which took `decide_s` of
     the update; None where nothing was decided); `timings` may go on from
-    earlier updates. `on_update` gets one row per optimizer step, `on_trajectory` every trajectory
-    once its end is known (with its batch index)."""
+    earlier updates. `begin` starts a group's rollouts; in a flow no more than `room` trajectories
+    roll out at once, and new weights are taken `in_flight` or between turns. `on_update` gets one
+    row per optimizer step, `on_trajectory` every trajectory once its end is known (with its batch
+    index)."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Training:
         budget: Budget,
         clock: Clock,
         timeline: Timeline,
-        start_batch: StartBatch,
+        begin: Begin,
         take_intervals: Callable[[], list[Any]],
         tasks: Sequence[Task],
         groups_per_batch: int,
@@ -68,6 +68,9 @@ class Training:
         parity: ParityConfig | None = None,
         release: Release | None = None,
         timings: History | None = None,
+        group_size: int = 1,
+        room: int = 1,
+        in_flight: bool = True,
         on_update: Callable[[Row], None],
         on_trajectory: Callable[[Trajectory, int], None],
     ) -> None:
@@ -77,15 +80,16 @@ class Training:
         self.budget = budget
         self._clock = clock
         self._timeline = timeline
-        self._start_batch = start_batch
+        self._begin_group = begin
         self._take_intervals = take_intervals
         self._order = task_order(tasks, seed)
-        self._groups_per_batch = groups_per_batch
+        self.groups_per_batch = groups_per_batch
+        self._group_size, self._room, self._in_flight = group_size, room, in_flight
         self._chunk_tokens = chunk_tokens
         self.ranks = ranks
         self._seed = seed
         self._on_update = on_update
-        self._on_trajectory = on_trajectory
+        self.recorder = Recorder(budget, timeline, groups_per_batch, on_trajectory)
         self.parity = ParityChecks(parity or ParityConfig(), learner, objective)
         self._figures: ParityFigures | None = None
         self.release: Release | None = release
@@ -93,57 +97,66 @@ class Training:
         self._handed_s = 0.0
         self.decide_s: float | None = None
         self.timings = timings or History(separate=objective.regularised)
-        self._version = version
-        self._last_loss: InfrastructureKind = "start"
+        self.version = version
+        self.published: str | None = None
+        """The file of the newest published weights; None before the first update."""
+        self.updated_s = 0.0
         self._tokens_before = 0
         self.rows: list[Row] = []
-        self.lost = 0
         self.tokens_trained = 0
-        self.staleness: list[tuple[int, int]] = []  # (versions, tokens)
+        self.trained: list[Trained] = []
+
+    def _begin(self, number: int, task: Task, seed: int, sink: Sink) -> Group:
+        self.budget.opened(number, self._group_size)
+        return self._begin_group(number, task, seed, sink)
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Batches until the budget ends, each with the newest published weights."""
         index = 0
         self.budget.start()
         while not self.budget.exhausted:
-            tasks = [next(self._order) for _ in range(self._groups_per_batch)]
-            record = self._recorder(index)
-            batch = self._start_batch(index, self._version, tasks, self._seed, record)
-            remaining_s = self.budget.remaining_s
-            if remaining_s is not None:
-                self._clock.spawn(self._deadline(batch, remaining_s), f"deadline-{index}")
+            tasks = [next(self._order) for _ in range(self.groups_per_batch)]
+            batch = start(
+                self._begin, index, self.version, tasks, self._seed, self._clock, self.recorder.hear
+            )
+            self._deadline(batch)
             self._handed_s, self.decide_s = self._clock.now(), None
             yield batch
             index += 1
 
-    async def _deadline(self, batch: LiveBatch, remaining_s: float) -> None:
+    def flow(self) -> LiveFlow:
+        """The run's groups as a stream, in the order of the tasks."""
+        self.budget.start()
+        self.updated_s = self._clock.now()
+        updates = self.budget.updates_left
+        flow = LiveFlow(
+            lambda number, sink: self._begin(number, next(self._order), self._seed, sink),
+            self,
+            self._clock,
+            self.recorder,
+            group_size=self._group_size,
+            room=self._room,
+            most=None if updates is None else updates * self.groups_per_batch,
+        )
+        self._deadline(flow)
+        return flow
+
+    @property
+    def ended(self) -> bool:
+        return self.budget.exhausted
+
+    def _deadline(self, events: Events) -> None:
+        """The end of the budget is told to what waits for these events."""
+        self.budget.reaches(events.fail)
+        remaining_s = self.budget.remaining_s
+        if remaining_s is not None:
+            self._clock.spawn(self._end(events, remaining_s), "deadline")
+
+    async def _end(self, events: Events, remaining_s: float) -> None:
         while remaining_s > 0:  # again after a pause, which does not count
             await self._clock.sleep(remaining_s)
             remaining_s = self.budget.remaining_s or 0.0
-        batch.fail(BudgetEnded(f"budget.{self.budget.kind}={self.budget.limit:g} is spent"))
-
-    def _recorder(self, index: int) -> Callable[[Event], None]:
-        def record(event: Event) -> None:
-            if isinstance(event, TurnFinished):
-                turn = event.trajectory.turns[event.turn]
-                self.budget.counters.tokens += turn.action_end - turn.action_start
-            elif isinstance(event, RewardArrived):
-                self.budget.counters.trajectories += 1
-                self._instant(event.trajectory.group, "reward", event.trajectory.trajectory_id)
-                self._on_trajectory(event.trajectory, index)
-            elif isinstance(event, TrajectoryLost):
-                self.lost += 1
-                self._last_loss = event.kind
-                self._instant(event.trajectory.group, "lost", event.trajectory.trajectory_id)
-                self._on_trajectory(event.trajectory, index)
-            elif isinstance(event, GroupClosed):
-                self._instant(event.group.group, "closed", event.group.task_id)
-
-        return record
-
-    def _instant(self, group: int, name: str, subject: str) -> None:
-        place = group % self._groups_per_batch
-        self._timeline.instant(f"group/{place:02d}", name, group=group, subject=subject)
+        events.fail(self.budget.ended())
 
     def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
         return self._objective.coefficients(group)
@@ -185,18 +198,21 @@ class Training:
         update is discarded whichever schedule made it; InfrastructureError where nothing is left
         of the batch."""
         if self.budget.remaining_s == 0:
-            raise BudgetEnded(f"budget.{self.budget.kind}={self.budget.limit:g} is spent")
+            raise self.budget.ended()
         if all(group.dropped for group in batch.groups):
             raise InfrastructureError(
-                self._last_loss, f"every group of batch {batch.index} lost a trajectory for good"
+                self.recorder.last_loss,
+                f"every group of batch {batch.index} lost a trajectory for good",
             )
         path, version = await self.learner.publish()
-        await self._engine.update_weights(path, version)
-        self._version = version
+        with exchange(self._timeline, self.ranks):
+            await self._engine.update_weights(path, version, self._in_flight)
+        self.version, self.published = version, path
         drained = await self.drain()
-        self.budget.counters.updates += 1
+        self.budget.updated(batch.groups)
         row = self._row(batch, stats, drained)
         self.rows.append(row)
+        self.updated_s = self._clock.now()
         self._on_update(row)
 
     async def drain(self) -> Timeline:
@@ -218,7 +234,10 @@ class Training:
         return [(origin_s + start, origin_s + end) for start, end in windows]
 
     def _overlap(self, batch: LiveBatch, stats: StepStats, timeline: Timeline) -> Row:
-        """Keep what this update measured, and compare it with its bounds."""
+        """Keep what this update measured, and compare it with its bounds. A flow has none: there
+        the learner works on rollouts of other updates meanwhile."""
+        if self.release is None:
+            return dict.fromkeys(COLUMNS)
         stepping_s = min(i.start_s for i in timeline.intervals if i.name == "step")
         update = UpdateTimings(
             groups=batch.groups,
@@ -246,10 +265,11 @@ class Training:
         tail_s = self.budget.between_s(batch.last_event_s, stepped_s - timeline.origin_s)
         learner, engine = timeline.resources("learner"), timeline.resources("engine")
         kept = [t for g in batch.groups for t in g.trajectories]
-        ages = [(batch.version - s.version, s.end - s.start) for t in kept for s in t.version_spans]
+        consumed = [Trained(batch.version, t.version_spans) for t in kept]
+        ages = [pair for t in consumed for pair in t.ages]
         trained = sum(tokens for _, tokens in ages)
         self.tokens_trained += trained
-        self.staleness += ages
+        self.trained += consumed
         rewards = [r for r in (t.verdict_reward for t in kept) if r is not None]
         degenerate = sum(not g.dropped and self._objective.degenerate(g) for g in batch.groups)
         return {
@@ -258,7 +278,7 @@ class Training:
             "started_s": batch.started_s,
             "ended_s": now,
             "per_update_s": self.budget.between_s(batch.started_s, now),
-            "rollout_s": batch.last_event_s - batch.started_s,
+            "rollout_s": batch.last_event_s - batch.began_s,
             "tail_s": tail_s,
             "learner_busy_s": timeline.busy_s(learner, windows),
             "engine_busy_s": timeline.busy_s(engine, windows),
@@ -269,6 +289,7 @@ class Training:
             "verify_s": _mean([t.verify_s for t in kept if t.end == "submit"]),
             "reward_mean": _mean(rewards),
             "turns_mean": _mean([float(len(t.turns)) for t in kept]),
+            "groups": " ".join(str(group.group) for group in batch.groups),
             "groups_degenerate": degenerate,
             "groups_dropped": sum(g.dropped for g in batch.groups),
             "trajectories": len(kept),
@@ -279,6 +300,7 @@ class Training:
             "gradient_norm": stats.gradient_norm,
             "gradient_clipped": int(stats.clipped),
             "learning_rate": stats.learning_rate,
+            **ratios.columns(stats.ratios),
             "ledger_buffers_peak": stats.ledger_buffers_peak,
             "ledger_bytes_peak": stats.ledger_bytes_peak,
             "budget_spent": self.budget.spent,

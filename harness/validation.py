@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from environments.sandbox.options import check_mirrors
 from harness.cluster import devices, pinning
 from harness.config import Config, SandboxConfig, ScheduleConfig, lookup
 from harness.objectives import contradictions, exactness, offpolicy
@@ -148,6 +149,7 @@ def validate(config: Config) -> None:
     devices.check(config)
     pinning.cores(config)  # says itself where they are not there
     _hosts(config.sandbox)
+    check_mirrors(config.sandbox.mirrors)
     config.env.check()
     _exists("env.data_dir", getattr(config.env, "data_dir", None))  # not every environment has one
     for key in _FILES:

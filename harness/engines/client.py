@@ -44,8 +44,8 @@ class TorchEngineClient:
     async def release(self, session: str) -> None:
         await self._worker.call("release", session)
 
-    async def update_weights(self, path: str, version: int) -> None:
-        await self._worker.call("update_weights", path, version)
+    async def update_weights(self, path: str, version: int, in_flight: bool = True) -> None:
+        await self._worker.call("update_weights", path, version, in_flight)
 
     async def drain_intervals(self) -> list[Interval]:
         return await self._worker.call("drain_intervals")

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -63,6 +62,15 @@ class _Session:
 
 
 @dataclass(eq=False)
+class _Update:
+    """Weights that wait for what decodes with the old ones."""
+
+    reply: Callable[[None], None]
+    weights: dict[str, torch.Tensor]
+    version: int
+
+
+@dataclass(eq=False)
 class _Busy:
     """Steps without a pause between them."""
 
@@ -96,6 +104,7 @@ class TorchEngine:
         self._active: list[_Session] = []
         self._waiting: deque[_Session] = deque()
         self._version = 0
+        self._update: _Update | None = None
         self._tick = 0
         self._busy: list[_Busy] = []
 
@@ -124,6 +133,8 @@ class TorchEngine:
             reused = next(i for i, (old, new) in enumerate(pairs) if old != new)
         session.context, session.cached = prompt, reused
         session.running = _Running(request, reply, limit)
+        if self._update is not None:  # what it holds will be of old weights when its turn comes
+            self._evict(session)
         if session.slot is None:
             self._waiting.append(session)
         else:
@@ -139,17 +150,37 @@ class TorchEngine:
         if gone.slot is not None:
             self._by_slot[gone.slot] = None
 
-    def update_weights(self, path: str, version: int) -> None:
-        """Take new weights between two tokens. No key or value of the old ones is used again:
-        running sessions go on after their context has been read anew."""
+    def update_weights(
+        self, reply: Callable[[None], None], path: str, version: int, in_flight: bool = True
+    ) -> None:
+        """Take new weights: between two tokens, or else as soon as what decodes now has ended,
+        while newer requests wait. No key or value of the old ones is used again: sessions go on
+        after their context has been read anew. Answers when they are loaded."""
+        if self._update is not None:
+            raise ValueError(f"version {version}: version {self._update.version} is still to come")
         with torch.inference_mode():
-            self._decoder.load(Path(path))
-        self._version = version
+            update = _Update(reply, self._decoder.read(path), version)
+        if in_flight or not self._active:
+            self._swap(update)
+        else:
+            self._update = update
+
+    def _swap(self, update: _Update) -> None:
+        self._update = None
+        with torch.inference_mode():
+            self._decoder.take(update.weights)
+        self._version = update.version
         for session in self._sessions.values():
             session.cached = 0
-            if session.running is None and session.slot is not None:
-                self._by_slot[session.slot] = None
-                session.slot = None
+            if session.running is None:
+                self._evict(session)
+        update.reply(None)
+
+    def _evict(self, session: _Session) -> None:
+        """Take a session's slot away; what it held is read again."""
+        if session.slot is not None:
+            self._by_slot[session.slot] = None
+        session.slot, session.cached = None, 0
 
     def drain_intervals(self) -> list[Interval]:
         drained, self._busy = self._busy, []
@@ -164,11 +195,15 @@ class TorchEngine:
     # -- the step ----------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        return bool(self._active or self._waiting)
+        return bool(self._active or self._waiting or self._update)
 
     @torch.inference_mode()
     def work(self) -> None:
-        """One step: a token for every decoding session, a piece of prompt for reading ones."""
+        """One step: a token for every decoding session, a piece of prompt for reading ones. An
+        update that waits for what decodes is made once that has ended."""
+        if self._update is not None and not self._active:
+            self._swap(self._update)
+            return
         started_s = time.monotonic()
         self._admit()
         decoders = [s for s in self._active if len(s.context) - s.cached == 1]
@@ -205,8 +240,9 @@ class TorchEngine:
         self._record(started_s, len(speakers), len(tokens) - span)
 
     def _admit(self) -> None:
-        """Give slots to waiting sessions, in order: a free one, else that of the longest idle."""
-        while self._waiting:
+        """Give slots to waiting sessions, in order: a free one, else that of the longest idle; none
+        while an update waits."""
+        while self._waiting and self._update is None:
             slot = next((i for i, s in enumerate(self._by_slot) if s is None), None)
             if slot is None:
                 idle = [s for s in self._by_slot if s is not None and s.running is None]

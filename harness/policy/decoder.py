@@ -84,12 +84,18 @@ class Decoder:
 
     def load(self, path: str | Path) -> None:
         """Take the weights of a safetensors file (or of a folder's model.safetensors)."""
+        self.take(self.read(path))
+
+    def read(self, path: str | Path) -> dict[str, torch.Tensor]:
+        """The weights of a file. Raises UsageError where there is none."""
         file = Path(path)
         if file.is_dir():
             file = file / "model.safetensors"
         if not file.is_file():
             raise UsageError(f"weights={file}: no such safetensors file")
-        weights = load_file(file)
+        return load_file(file)
+
+    def take(self, weights: dict[str, torch.Tensor]) -> None:
         c = self.config
         self._layers = [_Layer(weights, f"model.layers.{n}", c) for n in range(c.layers)]
         self._embedding = weights["model.embed_tokens.weight"].float()

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from harness.batch import start
 from harness.clock import WallClock
 from harness.config import RolloutConfig
 from harness.protocols import (
@@ -81,7 +82,8 @@ def play(path: Path, index: int = 0) -> tuple[Any, list[Event], Echo]:
         engine = Echo()
         recorded = whole_batches(path, RECORDED_WITH)
         replay = Replay(recorded, cast(Any, engine), WallClock(), 1.0)
-        batch = replay.start(index, VERSION, (), 0, lambda event: None)
+        tasks = [cast(Any, None)] * RECORDED_WITH.groups_per_batch
+        batch = start(replay.begin, index, VERSION, tasks, 0, WallClock())
         events = []
         while (event := await batch.next()) is not None:
             events.append(event)

@@ -14,6 +14,7 @@ from environments.sandbox.select import open_provider
 from environments.swebench.config import SweBenchConfig
 from environments.swebench.environment import SweBench
 from harness.agents import ScriptedAgent, scripted
+from harness.batch import start
 from harness.clock import WallClock
 from harness.config import RolloutConfig
 from harness.protocols import (
@@ -144,7 +145,7 @@ def test_a_group_that_lost_a_trajectory_is_dropped_whole(environment):
     tasks = environment.tasks("train")[:2]
 
     async def body(rollouts: Rollouts, provider: Failing) -> Any:
-        batch = rollouts.start(0, 0, tasks, seed=0, record=lambda event: None)
+        batch = start(rollouts.begin, 0, 0, tasks, 0, WallClock())
         events = []
         while (event := await batch.next()) is not None:
             events.append(event)
@@ -187,7 +188,8 @@ def test_a_defect_in_a_rollout_reaches_the_schedule(environment):
         raise KeyError("a defect")
 
     async def body(rollouts: Rollouts, provider: Failing) -> None:
-        batch = rollouts.start(0, 0, environment.tasks("train")[:1], 0, lambda event: None)
+        tasks = environment.tasks("train")[:1]
+        batch = start(rollouts.begin, 0, 0, tasks, 0, WallClock())
         with pytest.raises(KeyError, match="a defect"):
             while await batch.next() is not None:
                 pass

@@ -204,7 +204,7 @@ class Quiet:
         self.published += 1
         return "weights", self.published
 
-    async def update_weights(self, path: str, version: int) -> None:
+    async def update_weights(self, path: str, version: int, in_flight: bool) -> None:
         assert (path, version) == ("weights", self.published)
 
     async def drain_intervals(self) -> list[Interval]:
@@ -219,9 +219,7 @@ def training(clock: WallClock, budget: BudgetConfig, parts: Quiet) -> Training:
         budget=Budget(budget, devices=1, clock=clock),
         clock=clock,
         timeline=Timeline(0.0),
-        start_batch=lambda index, version, tasks, seed, record: LiveBatch(
-            index, version, [Group(0, "t", "easy")], clock
-        ),
+        begin=lambda number, task, seed, sink: Group(number, "t", "easy"),
         take_intervals=list,
         tasks=TASKS,
         groups_per_batch=1,

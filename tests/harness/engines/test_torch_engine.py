@@ -203,14 +203,16 @@ def test_new_weights_take_over_between_two_tokens(
     prompt = [4, 8, 15, 16, 23, 42]
     served = engine(policy)
     done: list[Completion] = []
+    answered: list[None] = []
     complete(served, ask("idle", prompt, 3, temperature=0.0))
     served.generate(done.append, ask("s", prompt, 12, temperature=0.0))
     for _ in range(5):
         served.work()
-    served.update_weights(str(other_policy / "model.safetensors"), 7)
+    served.update_weights(answered.append, str(other_policy / "model.safetensors"), 7)
     while served.has_work():
         served.work()
     (completion,) = done
+    assert answered == [None]
     assert completion.version_spans == [VersionSpan(0, 0, 5), VersionSpan(7, 5, 12)]
     (before,) = complete(engine(policy), ask("s", prompt, 12, temperature=0.0))
     assert completion.tokens_T[:5] == before.tokens_T[:5]
@@ -225,6 +227,52 @@ def test_new_weights_take_over_between_two_tokens(
     assert idle.version_spans == [VersionSpan(7, 0, 7)]
 
 
+def test_new_weights_between_turns_wait_for_what_decodes_and_new_requests_wait_for_them(
+    policy: Path, other_policy: Path, complete: Complete
+) -> None:
+    prompt = [4, 8, 15, 16, 23, 42]
+    served = engine(policy)
+    done: dict[str, Completion] = {}
+    loaded_after: list[int] = []
+    complete(served, ask("idle", prompt, 3, temperature=0.0))
+    served.generate(lambda c: done.update(running=c), ask("running", prompt, 12, temperature=0.0))
+    served.work()
+    new = str(other_policy / "model.safetensors")
+    served.update_weights(lambda _: loaded_after.append(len(done)), new, 7, in_flight=False)
+    with pytest.raises(ValueError, match="version 7 is still to come"):
+        served.update_weights(lambda _: None, new, 8)
+    turn = [*prompt, 5, 6]
+    served.generate(lambda c: done.update(idle=c), ask("idle", turn, 4, temperature=0.0))
+    served.generate(lambda c: done.update(late=c), ask("late", prompt, 12, temperature=0.0))
+    while served.has_work():
+        served.work()
+    assert loaded_after == [1]  # the running one had ended, the others had not begun
+    (before,) = complete(engine(policy), ask("s", prompt, 12, temperature=0.0))
+    assert (done["running"].tokens_T, done["running"].version_spans) == (
+        before.tokens_T, [VersionSpan(0, 0, 12)]
+    )  # fmt: skip
+    fresh = engine(other_policy)
+    for name, text, length in (("idle", turn, 4), ("late", prompt, 12)):
+        (expected,) = complete(fresh, ask(name, text, length, temperature=0.0))
+        assert done[name].tokens_T == expected.tokens_T
+        assert done[name].version_spans == [VersionSpan(7, 0, length)]
+
+
+def test_new_weights_between_turns_come_when_the_last_running_session_is_released(
+    policy: Path, other_policy: Path
+) -> None:
+    served = engine(policy)
+    answered: list[None] = []
+    served.generate(lambda _: None, ask("s", [1, 2, 3], 12))
+    served.work()
+    new = str(other_policy / "model.safetensors")
+    served.update_weights(answered.append, new, 1, in_flight=False)
+    served.release("s")
+    assert served.has_work() and not answered
+    served.work()
+    assert answered == [None] and not served.has_work()
+
+
 def test_weights_that_cannot_be_read_change_nothing(
     policy: Path, other_policy: Path, tmp_path: Path, complete: Complete
 ) -> None:
@@ -233,7 +281,7 @@ def test_weights_that_cannot_be_read_change_nothing(
     broken = tmp_path / "weights.safetensors"
     broken.write_bytes((other_policy / "model.safetensors").read_bytes()[:-100])
     with pytest.raises(Exception, match=r"(?i)incomplete"):
-        served.update_weights(str(broken), 1)
+        served.update_weights(lambda _: None, str(broken), 1)
     (after,) = complete(served, ask("b", [1, 2], 8, temperature=0.0))
     assert after.tokens_T == before.tokens_T
     assert after.version_spans == [VersionSpan(0, 0, 8)]

@@ -1,0 +1,77 @@
+"""Asynchronous training: rollouts never wait for the learner, within a bound on their staleness.
+
+Groups begin as long as no more than (max_staleness + version + 1) x groups_per_batch have been
+begun (math.md section 7, AReaL's admission bound); an update trains on the first groups_per_batch
+closed ones in the order of `schedule.queue`, with `schedule.correction`'s weights. The bound alone
+does not limit the age of a group that others overtake: `schedule.stale_groups` says whether the
+learner waits for it, drops it, or trains on it whatever its age. With `wait` no token is ever older
+than max_staleness: at version v, no more than (v + 1) x groups_per_batch groups were begun at
+v - max_staleness or before, and v x groups_per_batch groups have been trained on, so that all that
+would become too old fits into this update. With max_staleness 0 that is the synchronous schedule.
+"""
+
+from __future__ import annotations
+
+from baselines.learning import learn
+from harness.config import Config
+from harness.protocols import Event, Flow, FlowRun, Group, GroupClosed, Release
+
+
+class Asynchronous:
+    """`schedule=async`."""
+
+    name = "async"
+    release: Release | None = None
+
+    def __init__(self, config: Config) -> None:
+        self._bound = config.schedule.max_staleness or 0
+        self._freshest = config.schedule.queue == "freshest"
+        self._stale = config.schedule.stale_groups
+
+    async def run(self, run: FlowRun) -> None:
+        """One optimizer step per groups_per_batch closed groups until the budget ends."""
+        flow = run.flow()
+        closed: list[Group] = []  # in order of closing
+        while not run.ended:
+            flow.allow((self._bound + run.version + 1) * run.groups_per_batch)
+            batch = flow.batch(await self._next(run, flow, closed))
+            await learn(run, batch)
+            stats = await run.step(batch)
+            await run.finish_update(batch, stats)
+
+    async def _next(self, run: FlowRun, flow: Flow, closed: list[Group]) -> list[Group]:
+        """Take the next update's groups out of `closed`, waiting for them where need be."""
+        self._hear(flow.ready(), run, flow, closed)
+        while len(closed) < run.groups_per_batch or self._due(run, flow.open):
+            event = await flow.next()
+            if event is None:
+                raise RuntimeError("no group is under way, and too few for an update are closed")
+            self._hear([event, *flow.ready()], run, flow, closed)
+        chosen = self._choose(run, closed)
+        closed[:] = [group for group in closed if group not in chosen]
+        return chosen
+
+    def _hear(self, events: list[Event], run: FlowRun, flow: Flow, closed: list[Group]) -> None:
+        closed += [event.group for event in events if isinstance(event, GroupClosed)]
+        if self._stale == "drop":
+            for group in [g for g in closed if self._age(run, g) > self._bound]:
+                closed.remove(group)
+                flow.discard(group, "stale")
+
+    def _due(self, run: FlowRun, groups: list[Group]) -> list[Group]:
+        """What would be too old for the update after this one."""
+        if self._stale != "wait":
+            return []
+        return [group for group in groups if run.version - group.version >= self._bound]
+
+    def _choose(self, run: FlowRun, closed: list[Group]) -> list[Group]:
+        due = self._due(run, closed)
+        others = [group for group in closed if group not in due]
+        if self._freshest:  # of equal age, finished first
+            others.sort(key=lambda group: self._age(run, group))
+        return [*due, *others][: run.groups_per_batch]
+
+    def _age(self, run: FlowRun, group: Group) -> int:
+        """Versions since the oldest token of a closed group."""
+        spans = [span.version for t in group.trajectories for span in t.version_spans]
+        return run.version - min(spans, default=run.version)

@@ -1,0 +1,128 @@
+"""Groups without the boundaries of batches: rollouts that go on while the learner works.
+
+The admission bound of asynchronous training (math.md section 7) is a number of groups that may have
+been begun; which number, and which of the closed groups are trained on when, is the schedule's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from harness.batch import Events, LiveBatch
+from harness.protocols import (
+    Clock,
+    Event,
+    Group,
+    GroupClosed,
+    Trajectory,
+    TrajectoryFinished,
+    TrajectoryLost,
+)
+from harness.recorder import Recorder
+
+
+class _Run(Protocol):
+    version: int
+    """The newest published weights."""
+    updated_s: float
+    """When the last update ended, or training began."""
+
+
+class LiveFlow(Events):
+    """The Flow protocol over a queue, and the sink of its groups.
+
+    `begin(number, sink)` starts the next group, of `group_size` trajectories. No more than `room`
+    trajectories roll out at once (verification not counted), but for a single group that needs
+    more; `most` is how many groups the budget could use at all."""
+
+    def __init__(
+        self,
+        begin: Callable[[int, LiveFlow], Group],
+        run: _Run,
+        clock: Clock,
+        recorder: Recorder,
+        *,
+        group_size: int,
+        room: int,
+        most: int | None,
+    ) -> None:
+        super().__init__(clock)
+        self._begin = begin
+        self._run = run
+        self._recorder = recorder
+        self._group_size = group_size
+        self._room = room
+        self._most = most
+        self._allowed = 0
+        self._begun = 0
+        self._replaced = 0
+        self._batches = 0
+        self._open: dict[int, Group] = {}
+        self._rolling: set[tuple[int, int]] = set()
+        self._times: dict[int, tuple[float, float]] = {}  # began, closed
+
+    @property
+    def open(self) -> list[Group]:
+        """Begun and not closed, in order of their beginning."""
+        return list(self._open.values())
+
+    def allow(self, groups: int) -> None:
+        """How many groups may have been begun, all told."""
+        self._allowed = groups if self._most is None else min(groups, self._most)
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._begun < self._allowed + self._replaced and self._fits():
+            number = self._begun
+            self._begun += 1
+            self._rolling |= {(number, i) for i in range(self._group_size)}
+            self._times[number] = (self._clock.now(), 0.0)
+            self._open[number] = group = self._begin(number, self)
+            group.version = self._run.version
+
+    def _fits(self) -> bool:
+        return not self._rolling or len(self._rolling) + self._group_size <= self._room
+
+    def emit(self, event: Event) -> None:
+        self._recorder.hear(event)
+        if isinstance(event, GroupClosed):
+            number = event.group.group
+            self._open.pop(number)
+            self._times[number] = (self._times[number][0], self._clock.now())
+        elif isinstance(event, TrajectoryFinished):
+            self._rolling.discard(_place(event.trajectory))
+        elif isinstance(event, TrajectoryLost):
+            if event.final:
+                self._rolling.discard(_place(event.trajectory))
+            else:  # it starts again, perhaps after its tokens had been fixed
+                self._rolling.add(_place(event.trajectory))
+        self.put(event)
+        self._fill()
+
+    async def next(self) -> Event | None:
+        """The next event; None once all that was allowed has ended and was handed over."""
+        if self._failure is None and self._queue.empty() and not self._open:
+            return None
+        return await super().next()
+
+    def discard(self, group: Group, why: str) -> None:
+        self._times.pop(group.group)
+        self._replaced += 1
+        self._recorder.discard(group, why)
+        self._fill()
+
+    def batch(self, groups: Sequence[Group]) -> LiveBatch:
+        """Closed groups as the next update's batch; it starts where the last update ended."""
+        ordered = sorted(groups, key=lambda group: group.group)
+        times = [self._times.pop(group.group) for group in ordered]
+        batch = LiveBatch(self._batches, self._run.version, ordered, self._clock)
+        self._batches += 1
+        batch.began_s = min(began for began, _ in times)
+        batch.last_event_s = max(closed for _, closed in times)
+        batch.started_s = self._run.updated_s
+        return batch
+
+
+def _place(trajectory: Trajectory) -> tuple[int, int]:
+    return trajectory.group, trajectory.index
