@@ -12,6 +12,8 @@ import torch
 
 from harness.composition import compose
 from harness.config import Config, lookup
+from harness.learner.torch_learner import TorchLearner
+from harness.parts import learner_options
 from thundersync.true_norms import use_true_norms
 
 
@@ -71,3 +73,18 @@ def policy(reference: Any) -> Any:
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter.add_(noise, alpha=0.15)
     return model
+
+
+@pytest.fixture(scope="session")
+def service(policy: Any, reference: Any, folder: Path, tmp_path_factory: Any):
+    """A learner that started from the reference's weights and has come to the policy's."""
+
+    def make(config: Config) -> TorchLearner:
+        learner = TorchLearner(
+            **learner_options(config, folder, tmp_path_factory.getbasetemp()),
+            model=copy.deepcopy(reference).requires_grad_(True),
+        )
+        learner.model.load_state_dict(policy.state_dict())
+        return learner
+
+    return make

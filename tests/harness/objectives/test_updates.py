@@ -7,11 +7,9 @@ clip where the learner has none; nothing of the harness's objective is used in i
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
@@ -23,7 +21,7 @@ from harness.config import ClipConfig, Config, ImportanceConfig, ObjectiveConfig
 from harness.learner.torch_learner import TorchLearner
 from harness.objectives.exactness import TABLE
 from harness.objectives.rows import Row
-from harness.parts import learner_options, reward_penalty
+from harness.parts import reward_penalty
 from harness.protocols import Group, Trajectory
 from thundersync.check import relative_error
 from thundersync.recorded import InlineLearner, RecordedBatch, play
@@ -211,21 +209,6 @@ def groups(policy: Any) -> list[Group]:
             for m in t.action_mask_T
         ]
     return made
-
-
-@pytest.fixture(scope="module")
-def service(policy: Any, reference: Any, folder: Path, tmp_path_factory: Any):
-    """A learner that started from the reference's weights and has come to the policy's."""
-
-    def make(config: Config) -> TorchLearner:
-        learner = TorchLearner(
-            **learner_options(config, folder, tmp_path_factory.getbasetemp()),
-            model=copy.deepcopy(reference).requires_grad_(True),
-        )
-        learner.model.load_state_dict(policy.state_dict())
-        return learner
-
-    return make
 
 
 def with_penalties(config: Config, groups: Sequence[Group], learner: TorchLearner) -> list[Group]:
