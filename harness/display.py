@@ -147,6 +147,38 @@ def _overlap(summary: Mapping[str, Any]) -> str:
     return f"{text}, played at {rungs}; deciding took {decide_s} s an update"
 
 
+def _shares(shares: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {_text(share, '{:.0%}')}" for name, share in shares.items())
+
+
+def _blocked(resources: Mapping[str, Mapping[str, float | None]] | None) -> str | None:
+    """Who waited for somebody else; a resource that there was none of (in a replay) is left out."""
+    shares = {name: share["blocked"] for name, share in (resources or {}).items()}
+    return _shares({k: v for k, v in shares.items() if v is not None}) or None
+
+
+def _gpus(nvml: Mapping[str, Any] | None) -> str | None:
+    if nvml is None:
+        return None
+    text = f"{_text(nvml['utilisation'], '{:.0%}')} utilised, {nvml['samples']} samples"
+    return text if nvml["error"] is None else f"{text}, then {nvml['error']}"
+
+
+def _staleness(summary: Mapping[str, Any]) -> str | None:
+    """In learner versions; None where everything was fresh, as it must be."""
+    stale = summary["staleness"]
+    if not stale["max"]:
+        return None
+    text = f"mean {stale['mean']:.2f}, max {stale['max']}"
+    past = stale["violations"]
+    if past is None:
+        return text
+    return (
+        f"{text}; past the bound of {past['bound']}: {past['tokens']} tokens of "
+        f"{past['trajectories']} trajectories"
+    )
+
+
 def parity_line(parity: Mapping[str, Any] | None) -> str | None:
     """The `parity` part of a summary in words; None for a run that checks nothing."""
     if parity is None:
@@ -164,10 +196,11 @@ def parity_line(parity: Mapping[str, Any] | None) -> str | None:
 
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """What a person wants to know at the end of a run; fits 80 columns."""
-    time_s, idle, accuracy = summary["time"], summary["idle"], summary["accuracy"]
+    time_s, accuracy = summary["time"], summary["accuracy"]
     boxes, errors = summary["sandboxes"], summary["infrastructure_errors"]
     release = f" release={summary['release']}" if summary["release"] else ""
-    title = f"{summary['schedule']}{release} on {summary['env']}/{summary['dataset']}"
+    shared = " colocated" if summary["placement"] == "colocated" else ""
+    title = f"{summary['schedule']}{release}{shared} on {summary['env']}/{summary['dataset']}"
     if summary["trains_on_evaluation"]:
         title += " (trained on an evaluation set)"
     rows = (
@@ -181,8 +214,10 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         ("budget", f"{summary['budget']['spent']:g} of {summary['budget']['limit']:g} "
          f"{summary['budget']['kind']}{_discarded(summary['budget'])}"),
         ("warning", summary["budget"].get("warning")),
-        ("idle", f"learner {_text(idle['learner'], '{:.0%}')}, "
-         f"engine {_text(idle['engine'], '{:.0%}')}"),
+        ("idle or blocked", _shares(summary["idle"])),
+        ("of it blocked", _blocked(summary["resources"])),
+        ("GPUs by NVML", _gpus(summary["nvml"])),
+        ("staleness", _staleness(summary)),
         ("overlap", _overlap(summary)),
         ("parity", parity_line(summary["parity"])),
         ("trajectories", f"{summary['trajectories']}, lost {summary['trajectories_lost']}"),

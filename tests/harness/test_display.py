@@ -8,6 +8,7 @@ import json
 import os
 import pty
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,39 @@ def test_a_failed_parity_check_is_seen_by_a_program_and_on_standard_error(
     assert closing["parity_ok"] is True
     assert captured.err == "" and "release_updates" not in closing
     assert "parity_ok" not in run.headline(tmp_path, blank_summary(compose([])))
+
+
+def _closed(summary: dict[str, Any]) -> str:
+    """The closing table as one line of words; fits 80 columns."""
+    stream = _ascii_stream()
+    print_closing_table(summary, Path("summary.json"), stream)
+    text = _written(stream)
+    assert max(map(len, text.splitlines())) <= 80
+    return " ".join(text.replace("|", " ").split())
+
+
+def test_the_closing_table_tells_idle_from_blocked_and_names_what_was_stale() -> None:
+    summary = blank_summary(compose(["schedule=sync", "schedule.placement=colocated"]))
+    shares = {"busy": 0.25, "blocked": 0.125, "idle": 0.625}
+    nothing = dict.fromkeys(shares)
+    summary |= {
+        "idle": {"learner": 0.75, "engine": 0.5, "devices": 0.251},
+        "resources": {"learner": shares, "engine": shares | {"blocked": 0.07}, "sandbox": nothing},
+        "staleness": {"mean": 0.8214, "max": 3,
+                      "violations": {"bound": 2, "tokens": 12345, "trajectories": 67}},
+        "nvml": {"utilisation": 0.875, "per_gpu": [0.875], "samples": 1200, "error": None},
+    }  # fmt: skip
+    text = _closed(summary)
+    assert "sync release=batch colocated on swebench/mini" in text
+    assert "idle or blocked learner 75%, engine 50%, devices 25%" in text
+    assert "of it blocked learner 12%, engine 7% " in text
+    assert "GPUs by NVML 88% utilised, 1200 samples" in text
+    assert "mean 0.82, max 3; past the bound of 2: 12345 tokens of 67 trajectories" in text
+
+
+def test_a_fresh_run_on_a_cpu_has_no_rows_about_staleness_and_gpus() -> None:
+    summary = blank_summary(compose(["schedule=stream"]))
+    summary["staleness"] |= {"mean": 0.0, "max": 0}
+    text = _closed(summary)
+    assert "idle or blocked learner -, engine -, devices -" in text
+    assert not any(word in text for word in ("staleness", "NVML", "of it blocked", "colocated"))
