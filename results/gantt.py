@@ -25,8 +25,10 @@ COLOURS = {
     "publish": "#999999",
     "generate": "#0072B2",
     "exec": "#56B4E9",
+    "collect": "#56B4E9",
     "verify": "#009E73",
     "start": "#CCCCCC",
+    "stop": "#CCCCCC",
 }
 WORDS = {
     "capture": "backward before its group closed (streamed)",
@@ -34,9 +36,9 @@ WORDS = {
     "step": "fold, optimizer step",
     "publish": "publish weights",
     "generate": "engine decodes",
-    "exec": "tool call",
+    "exec": "tool call, patch read",
     "verify": "hidden tests run",
-    "start": "sandbox starts",
+    "start": "sandbox starts, stops",
 }
 
 
@@ -54,7 +56,7 @@ def load_update(run: Path, update: int) -> dict[str, Any]:
     bars = [
         (tracks[e["tid"]], e["name"], e["ts"] / 1e6 - start_s, e["dur"] / 1e6)
         for e in inside
-        if e["ph"] == "X"
+        if e["ph"] == "X" and not tracks[e["tid"]].startswith("blocked/")
     ]
     closes = [e["ts"] / 1e6 - start_s for e in inside if e["name"] == "closed"]
     summary = json.loads((run / "summary.json").read_text())

@@ -55,7 +55,8 @@ def rows(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for s in summaries:
         rung = f", release={s['release']}" if s["schedule"] == "stream" else ""
-        groups[f"{s['schedule']}{rung}"].append(s)
+        shared = ", colocated" if s.get("placement") == "colocated" else ""
+        groups[f"{s['schedule']}{rung}{shared}"].append(s)
     sync = {s["seed"]: s["time"]["per_update_s"] for s in groups.get("sync", [])}
     table = []
     for name in sorted(groups, key=lambda n: (n != "sync", n)):

@@ -77,6 +77,55 @@ def test_mlflow_ends_with_the_figures_of_the_summary(job):
     }  # fmt: skip
 
 
+def test_the_curve_over_the_budget_is_recorded_everywhere(sync_job, stream_job):
+    """One update of two is half the budget; at nine tenths the final weights are the next ones."""
+    from mlflow.tracking import MlflowClient
+
+    summary = sync_job.summary
+    accuracy, time_s = summary["accuracy"], summary["time"]
+    half, late = accuracy["curve"]
+    assert [(p["mark"], p["spent"], p["version"], p["phase"]) for p in (half, late)] == [
+        (0.5, 1, 1, "mark-0.5"), (0.9, 2, 2, "final"),
+    ]  # fmt: skip
+    assert (late["solve_rate"], late["lost"]) == (accuracy["final"], accuracy["final_lost"])
+    # Samples per task: one. Its pass@1 is the solve rate, and that is the lines' own.
+    lines = list(read(sync_job.folder / "evaluation.jsonl"))
+    for phase, rate in (
+        ("initial", accuracy["initial"]), ("mark-0.5", half["solve_rate"]),
+        ("final", accuracy["final"]),
+    ):  # fmt: skip
+        judged = [(t.task_id, t.seed, t.reward) for t, line in lines if line["phase"] == phase]
+        assert len(judged) == accuracy["tasks"] == 8
+        assert sum(reward == 1.0 for *_, reward in judged) / 8 == rate
+        assert {(task, seed) for task, seed, _ in judged} == {
+            (t.task_id, t.seed) for t, line in lines if line["phase"] == "initial"
+        }
+    assert accuracy["pass_at_k"]["final"] == {"1": accuracy["final"]}
+    client = MlflowClient(sync_job.store)
+    (run,) = client.search_runs([client.get_experiment_by_name("thundersync").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "accuracy/curve/solve_rate")
+    assert [(m.step, m.value) for m in history] == [
+        (1, half["solve_rate"]), (2, late["solve_rate"]),
+    ]  # fmt: skip
+    assert run.data.metrics["accuracy/pass_at_k/final/1"] == accuracy["final"]
+    final = client.get_metric_history(run.info.run_id, "accuracy/final")
+    assert [m.step for m in final] == [2]
+    # Outside the budget, and gone.
+    assert 0 < time_s["snapshot_s"] < 1
+    spent_s = 2 * time_s["per_update_s"]
+    assert time_s["training_s"] == pytest.approx(spent_s, abs=0.2)
+    names = [f.name for f in (sync_job.folder / "checkpoints").iterdir()]
+    assert names == ["weights-000002.safetensors"]
+    assert stream_job.summary["accuracy"]["curve"] == []
+
+
+def test_every_token_that_the_engine_made_is_counted(job):
+    """By the engine's own intervals: nothing was under way when an update budget ended."""
+    assert job.summary["budget"]["discarded"] == {
+        "trajectories": 0, "unfinished": 0, "tokens": 0, "tokens_not_counted": 0, "seconds": 0.0,
+    }  # fmt: skip
+
+
 def test_the_same_seed_gives_the_same_tasks_weights_and_first_batch(stream_job, sync_job):
     """Only the schedule differs: the first batch is sampled from the same weights with the same
     seeds, so its prompts and seeds are equal token for token."""
@@ -202,7 +251,7 @@ def test_two_runs_can_be_drawn_side_by_side(stream_job, sync_job, tmp_path: Path
         row = list(csv.DictReader(file))[1]
     assert updates[0]["length_s"] == pytest.approx(float(row["per_update_s"]))
     assert {"generate", "exec", "start", "accumulate"} >= {n for _, n, *_ in updates[0]["bars"]} - {
-        "verify", "step", "publish",
+        "collect", "verify", "stop", "step", "publish",
     }  # fmt: skip
     draw(updates, tmp_path / "update.png")
     assert (tmp_path / "update.png").read_bytes().startswith(b"\x89PNG")

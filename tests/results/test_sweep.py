@@ -60,3 +60,13 @@ def test_unfinished_and_broken_runs_are_named_and_left_out(tmp_path: Path):
 def test_nothing_to_show_is_one_clear_line(tmp_path: Path):
     with pytest.raises(ValueError, match="no finished run"):
         load(tmp_path)
+
+
+def test_a_colocated_baseline_is_a_row_of_its_own(tmp_path: Path):
+    """Two placements of one schedule are two schedules to compare with: never averaged."""
+    leave(tmp_path / "0", "sync", 0, 8.0, 0.5, placement="disaggregated")
+    leave(tmp_path / "1", "sync", 0, 5.0, 0.5, placement="colocated")
+    apart, together = rows(load(tmp_path)[0])
+    assert (apart[0], apart[5], apart[-1]) == ("sync", "8.00", "1")
+    assert (together[0], together[5]) == ("sync, colocated", "5.00")
+    assert together[-1].startswith("1.60")
