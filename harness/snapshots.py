@@ -122,7 +122,10 @@ def keep(source: Path, target: Path) -> None:
     part = target.with_suffix(".part")
     part.unlink(missing_ok=True)
     try:
-        os.link(source, part)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, part)
-    part.replace(target)
+        try:
+            os.link(source, part)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(source, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -80,4 +80,4 @@ def stream_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture(scope="session")
 def sync_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(tmp_path_factory.mktemp("sync"), "schedule=sync")
+    return run_job(tmp_path_factory.mktemp("sync"), "schedule=sync", "evaluation.marks=[0.5,0.9]")
