@@ -21,7 +21,7 @@ from environments.sandbox.channel import (
     ChannelClosed,
     ChannelSandbox,
 )
-from environments.sandbox.engine import Engine, keep_alive
+from environments.sandbox.engine import Engine
 from environments.sandbox.leftovers import anonymous_volumes, remove_container
 
 _END_LIMIT_S = 10.0
@@ -70,7 +70,7 @@ class DockerSandbox(ChannelSandbox):
         self._labels = labels
         self._losses = engine.losses
         self._call: asyncio.Future[Any] | None = None
-        self._attached: Any = None  # keeps the HTTP response that owns the socket
+        self._attached: asyncio.StreamWriter | None = None
         self._volumes: list[str] = []
         self._started_at = 0
 
@@ -104,13 +104,8 @@ class DockerSandbox(ChannelSandbox):
         if self.engine.image_config(self._spec.image).get("Volumes"):
             details = await self._engine(api.inspect_container, self.sandbox_id)
             self._volumes = anonymous_volumes(details["Mounts"])
-        self._attached = await self._engine(
-            api.attach_socket,
-            self.sandbox_id,
-            params={"stdin": 1, "stdout": 1, "stderr": 0, "stream": 1},
-        )
-        keep_alive(self._attached._sock)
-        reader, writer = await asyncio.open_connection(sock=self._attached._sock, limit=1 << 20)
+        reader, writer = await self.engine.attach(self.sandbox_id)
+        self._attached = writer
         self._started_at = int(time.time())  # the engine's events are asked for by date
         await self._engine(api.start, self.sandbox_id)
         writer.write(b"%8d" % len(_SERVER) + _SERVER)  # sent, so that `ps` inside stays readable
@@ -129,7 +124,7 @@ class DockerSandbox(ChannelSandbox):
             raise InfrastructureError("start", f"{self.sandbox_id}: {error}") from error
         finally:
             if self._attached is not None:
-                self._attached.close()
+                self._attached.transport.abort()
 
     async def _state(self) -> dict[str, Any]:
         details = await self._engine(self.engine.client.api.inspect_container, self.sandbox_id)

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from environments.protocols import ImageBuild, InfrastructureError
 from environments.sandbox.images import SCRATCH_LABEL, build_image, connect
+from environments.sandbox.tls import PLAIN_PORT, context_for
 
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 _API_THREADS = 16
@@ -28,9 +29,8 @@ _API_LIMIT_S = 120
 _CONNECT_LIMIT_S = 5.0
 _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 # Of daemons alone: a stream that is silent as long as the engine lives.
-_EVENTS = (
-    b"GET /events?filters=%7B%22type%22%3A%5B%22daemon%22%5D%7D HTTP/1.1\r\nHost: docker\r\n\r\n"
-)
+_EVENTS = "GET /events?filters=%7B%22type%22%3A%5B%22daemon%22%5D%7D"
+_STREAM_BYTES = 1 << 20  # buffered of one stream, at most twice
 _Result = TypeVar("_Result")
 
 
@@ -40,6 +40,7 @@ class Engine:
     def __init__(self, address: str, client: Any) -> None:
         self.address = address
         self.client = client
+        self._tls = context_for(address)
         self.threads = ThreadPoolExecutor(_API_THREADS, thread_name_prefix="docker-api")
         self.losses = 0  # how many times it has gone away
         self.up = True
@@ -59,7 +60,7 @@ class Engine:
             engine._data_root = root
         try:
             events = await engine._connect()
-        except (OSError, asyncio.IncompleteReadError) as error:
+        except OSError as error:
             await engine.close()
             raise InfrastructureError("start", f"{engine.address}: {error}") from error
         engine._watching = asyncio.create_task(engine._watch(*events))
@@ -77,25 +78,51 @@ class Engine:
 
     # --- its presence ---------------------------------------------------------------------------
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The open stream of events, behind its headers."""
+    async def stream(
+        self, request: str, *headers: str, within_s: float = _API_LIMIT_S
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of its own, behind the headers of the answer to `request` (method and path):
+        over the socket, TCP or TLS. The docker package's own streams are blocking, and one behind
+        TLS cannot be handed to an event loop. Raises OSError."""
         parts = urlsplit(self.address)
-        async with asyncio.timeout(_CONNECT_LIMIT_S):
+        async with asyncio.timeout(within_s):  # TimeoutError is an OSError
             if parts.scheme == "unix":
-                reader, writer = await asyncio.open_unix_connection(parts.path)
+                opening = asyncio.open_unix_connection(parts.path, limit=_STREAM_BYTES)
             else:
-                reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 2375)
-                keep_alive(writer.get_extra_info("socket"))
+                opening = asyncio.open_connection(
+                    parts.hostname,
+                    parts.port or PLAIN_PORT,
+                    ssl=self._tls,
+                    limit=_STREAM_BYTES,
+                )
+            reader, writer = await opening
+            _keep_alive(writer.get_extra_info("socket"))
             try:
-                writer.write(_EVENTS)
+                lines = (f"{request} HTTP/1.1", "Host: docker", *headers, "", "")
+                writer.write("\r\n".join(lines).encode())
                 head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError as error:
+                writer.transport.abort()
+                raise ConnectionResetError(f"connection reset: no answer to {request}") from error
             except BaseException:
-                writer.close()
+                writer.transport.abort()
                 raise
-        if b" 200 " not in head.partition(b"\r\n")[0]:
-            writer.close()
-            raise OSError(f"it answers {head[:60]!r} to a request of events")
+        status = head.partition(b"\r\n")[0].split(maxsplit=2)[1:]
+        if status[:1] not in ([b"200"], [b"101"]):
+            writer.transport.abort()
+            raise OSError(f"it answers {b' '.join(status).decode('latin-1')} to {request}")
         return reader, writer
+
+    async def attach(self, container: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Standard input and output of a container that was created. Raises OSError."""
+        path = f"/v{self.client.api.api_version}/containers/{container}/attach"
+        return await self.stream(
+            f"POST {path}?stdin=1&stdout=1&stream=1",
+            *("Connection: Upgrade", "Upgrade: tcp", "Content-Length: 0"),
+        )
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await self.stream(_EVENTS, within_s=_CONNECT_LIMIT_S)
 
     async def _watch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -115,7 +142,7 @@ class Engine:
         while True:
             await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
             attempt += 1
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # TimeoutError is one
+            with contextlib.suppress(OSError):  # TimeoutError is one
                 return await self._connect()
 
     def _set_up(self, up: bool) -> None:
@@ -165,7 +192,7 @@ class Engine:
         await asyncio.to_thread(self.client.close)
 
 
-def keep_alive(connection: Any) -> None:
+def _keep_alive(connection: Any) -> None:
     """Let the kernel notice within half a minute that the other machine is gone."""
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return

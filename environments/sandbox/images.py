@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.protocols import ImageBuild, InfrastructureError, UsageError
+from environments.sandbox import tls
 from environments.sandbox.ownership import IMAGE_LABEL
 
 MINI_IMAGE = "thundersync/mini:1"
@@ -27,6 +28,7 @@ DEFAULT_BASE = "python:3.11-slim"
 SCRATCH_LABEL = "thundersync.scratch"  # an empty directory that may be a tmpfs
 _REPOSITORY = "thundersync/"
 _ENGINE_LIMIT_S = 2
+_ANY_VERSION = "1.41"
 _BUILD_LIMIT_S = 600
 _USER = 65532
 _DEBIAN = "bookworm"
@@ -46,18 +48,36 @@ WORKDIR /testbed
 
 def connect(timeout_s: int, address: str | None = None) -> Any:
     """A client of the engine at `address`, or of that which DOCKER_HOST names (default: the local
-    socket)."""
+    socket). Raises UsageError for certificates that are no use (tls.py)."""
     import docker
+    from docker.errors import DockerException
 
-    if address is None:
-        return docker.from_env(timeout=timeout_s, max_pool_size=16)
-    return docker.DockerClient(base_url=address, timeout=timeout_s, max_pool_size=16)
+    options = {"timeout": timeout_s, "max_pool_size": 16, **tls.client_options(address)}
+    if not str(options.get("base_url")).startswith("tcp:"):
+        return docker.DockerClient(**options)
+
+    def client(version: str) -> Any:
+        made = docker.DockerClient(version=version, **options)
+        made.api.trust_env = False  # REQUESTS_CA_BUNDLE and HTTP_PROXY are not meant for engines
+        return made
+
+    asking = client(_ANY_VERSION)  # without one it would ask in its constructor, with trust_env
+    try:
+        said = asking.api.version(api_version=False)
+        if not isinstance(said, dict) or "ApiVersion" not in said:
+            raise DockerException(f"no engine's answer: {said!r:.60}")
+        return client(said["ApiVersion"])
+    finally:
+        asking.close()
 
 
 def engine(address: str | None = None) -> tuple[Any, str]:
     """A client of the Docker engine that answers within 2 s, or None and the reason."""
     from docker.errors import DockerException
 
+    at_fault = tls.trouble(address or os.environ.get("DOCKER_HOST", ""))
+    if at_fault:
+        return None, at_fault
     try:
         client = connect(_ENGINE_LIMIT_S, address)
         client.ping()

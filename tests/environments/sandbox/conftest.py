@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -102,15 +103,54 @@ def running_in(group: Path) -> int:
         return 0
 
 
+class Authority:
+    """Issues certificates as docker's own client wants them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._openssl("req -x509 -nodes -keyout ca-key.pem -out ca.pem -subj /CN=tests -days 2")
+
+    def _openssl(self, command: str) -> None:
+        words = ["openssl", *command.split()]
+        if words[1] == "req":
+            words += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        subprocess.run(words, cwd=self.folder, check=True, capture_output=True)
+
+    def issue(self, name: str, *, days: int = 2, address: str = "127.0.0.1") -> Path:
+        """A folder with ca.pem, cert.pem, key.pem, of a server or a client; days=-1: expired."""
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "extensions").write_text(
+            f"subjectAltName=IP:{address}\nextendedKeyUsage=serverAuth,clientAuth\n"
+        )
+        self._openssl(f"req -nodes -keyout {name}/key.pem -out {name}/request -subj /CN={name}")
+        self._openssl(
+            f"x509 -req -in {name}/request -CA ca.pem -CAkey ca-key.pem -CAcreateserial"
+            f" -days {days} -out {name}/cert.pem -extfile {name}/extensions"
+        )
+        shutil.copy(self.folder / "ca.pem", folder)
+        return folder
+
+
+@pytest.fixture(scope="session")
+def make_authority(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Authority]:
+    return lambda: Authority(tmp_path_factory.mktemp("authority"))
+
+
 class OwnEngine:
     """A second Docker engine on this machine, which a test may stop and kill: its own socket, data
-    root and containerd."""
+    root and containerd. At `tcp_address` it wants certificates of `authority`."""
 
     volume_image = "thundersync/own-volume:1"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, authority: Authority) -> None:
         self.root = root
         self.address = f"unix://{root}/docker.sock"
+        self.client_certificates = authority.issue("client")
+        self._certificates = authority.issue("server")
+        # It sees no network: its listener is made here, and handed over as systemd does.
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.tcp_address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._process: subprocess.Popen[bytes] | None = None
         self._layers_at_rest = 0
 
@@ -118,7 +158,11 @@ class OwnEngine:
         command = [
             # Without a bridge of its own it removes docker0, which is the other engine's: so it
             # sees no network at all.
-            *("unshare", "--net", "dockerd", "-H", self.address),
+            *("bash", "-c", 'LISTEN_PID=$$ exec "$@" 3<&"$LISTENER"', "engine"),
+            *("unshare", "--net", "dockerd", "-H", self.address, "-H", "fd://", "--tlsverify"),
+            f"--tlscacert={self._certificates}/ca.pem",
+            f"--tlscert={self._certificates}/cert.pem",
+            f"--tlskey={self._certificates}/key.pem",
             *("--pidfile", f"{self.root}/pid", "--bridge=none"),
             *("--data-root", f"{self.root}/data", "--exec-root", f"{self.root}/exec"),
             *("--iptables=false", "--ip-forward=false", "--shutdown-timeout=2"),
@@ -126,8 +170,15 @@ class OwnEngine:
             *("--containerd-namespace=own", "--containerd-plugins-namespace=own-plugins"),
         ]
         with (self.root / "log").open("ab") as log:
+            listener = self._listener.fileno()
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(listener,),
+                env=os.environ | {"LISTEN_FDS": "1", "LISTENER": str(listener)},
             )
         give_up = time.monotonic() + 60
         while True:
@@ -168,7 +219,10 @@ class OwnEngine:
         return list((self.root / "data/overlay2").iterdir())
 
     def rest(self) -> None:
-        """What it has now is its own; later counts are of more than this."""
+        """What it has now is its own, or what a killed one of an earlier test has forgotten; later
+        counts are of more than this."""
+        for group in self._control_groups():
+            group.rmdir()
         self._layers_at_rest = len(self._layers())
 
     def revive(self) -> None:
@@ -210,13 +264,15 @@ class OwnEngine:
         for mount in reversed(mounts):
             if mount.startswith(str(self.root)):
                 subprocess.run(["umount", "-l", mount], check=True)
+        self._listener.close()
         shutil.rmtree(self.root)
 
 
 @pytest.fixture(scope="session")
-def own_engine_at_rest() -> Iterator[OwnEngine]:
+def own_engine_at_rest(make_authority: Callable[[], Authority]) -> Iterator[OwnEngine]:
     """With the mini image, and one on it that declares a volume."""
-    engine_ = OwnEngine(Path(tempfile.mkdtemp(prefix="thundersync-engine.")))
+    root = Path(tempfile.mkdtemp(prefix="thundersync-engine."))
+    engine_ = OwnEngine(root, make_authority())
     try:
         engine_.start()
         images = subprocess.Popen(["docker", "save", MINI_IMAGE], stdout=subprocess.PIPE)
@@ -234,5 +290,6 @@ def own_engine_at_rest() -> Iterator[OwnEngine]:
 
 @pytest.fixture
 def own_engine(own_engine_at_rest: OwnEngine) -> Iterator[OwnEngine]:
+    own_engine_at_rest.rest()
     yield own_engine_at_rest
     own_engine_at_rest.revive()
