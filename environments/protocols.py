@@ -68,7 +68,10 @@ class SandboxSpec:
 
     Folders in `scratch_paths` are empty, writable and in memory, `scratch_mb` each; bubblewrap adds
     /tmp and the workdir. Container engines alone know an image's own user and workdir ("" means
-    those), `build`, `capabilities`, the network `bridge`, and `file_mb`, which bounds each file."""
+    those), `build`, `capabilities`, the network `bridge`, and `file_mb`, which bounds each file.
+
+    A container without a network can reach `allowed_hosts` (names, or `*.` and a name), and after
+    `Sandbox.allow_hosts` those of them and of `later_hosts` that it names, and nothing else."""
 
     image: str
     workdir: str = "/testbed"
@@ -84,6 +87,12 @@ class SandboxSpec:
     capabilities: Sequence[str] = ()
     file_mb: int | None = None
     build: ImageBuild | None = None
+    allowed_hosts: Sequence[str] = ()
+    later_hosts: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.network != "none" and (self.allowed_hosts or self.later_hosts):
+            raise ValueError(f"network={self.network}: allowed hosts are for network=none")
 
 
 class Sandbox(Protocol):
@@ -110,6 +119,11 @@ class Sandbox(Protocol):
     async def end_processes(self) -> None:
         """Kill whatever commands have left running. Afterwards nothing inside runs; raises
         InfrastructureError where something cannot be killed."""
+        ...
+
+    async def allow_hosts(self, hosts: Sequence[str]) -> None:
+        """From now on these can be reached and no others, of those that the spec named; open
+        connections end. Raises InfrastructureError."""
         ...
 
     async def stop(self) -> None:

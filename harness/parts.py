@@ -143,6 +143,7 @@ async def _provider(
             hosts=list(sandbox.hosts),
             host_parallel=list(sandbox.host_parallel),
             disk_free_mb=sandbox.disk_free_mb,
+            mirrors=list(sandbox.mirrors),
         ),
         expect=first if len({kind_of(spec) for spec in specs}) == 1 else None,
         expect_parallel=batch if trains else samples,

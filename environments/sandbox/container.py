@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from environments.protocols import InfrastructureError, SandboxSpec
+from environments.protocols import ExecResult, InfrastructureError, SandboxSpec
 from environments.sandbox.backoff import TemporaryError, start_error
 from environments.sandbox.channel import (
     KILLED_EXIT_CODE,
@@ -24,8 +24,11 @@ from environments.sandbox.channel import (
 from environments.sandbox.engine import Engine
 from environments.sandbox.leftovers import anonymous_volumes, remove_container
 
+if TYPE_CHECKING:
+    from environments.sandbox.gate import Gate
+
 _END_LIMIT_S = 10.0
-_BOOTSTRAP = """\
+BOOTSTRAP = """\
 import os
 size = int(os.read(0, 8))
 source = b""
@@ -60,12 +63,19 @@ class DemultiplexingReader:
 
 class DockerSandbox(ChannelSandbox):
     from_image = True
+    source: ClassVar[bytes] = _SERVER
 
     def __init__(
-        self, sandbox_id: str, engine: Engine, spec: SandboxSpec, labels: Mapping[str, str]
+        self,
+        sandbox_id: str,
+        engine: Engine,
+        spec: SandboxSpec,
+        labels: Mapping[str, str],
+        gate: Gate | None = None,
     ) -> None:
         super().__init__(sandbox_id)
         self.engine = engine
+        self.gate = gate  # its only way out, where the spec allows hosts
         self._spec = spec
         self._labels = labels
         self._losses = engine.losses
@@ -87,6 +97,8 @@ class DockerSandbox(ChannelSandbox):
         if self._spec.build is not None:
             await self.engine.build(self._spec.image, self._spec.build)
         try:
+            if self.gate is not None:
+                await self.gate.launch()
             channel = await self._start_attached()
         except (APIError, RequestException, OSError) as error:
             raise start_error(f"{self.sandbox_id} ({self._spec.image})", error) from error
@@ -97,10 +109,16 @@ class DockerSandbox(ChannelSandbox):
                 raise TemporaryError("start", f"{self.sandbox_id}: its engine went away") from error
             raise
 
-    async def _start_attached(self) -> Channel:
+    async def _create(self) -> None:
         api = self.engine.client.api
         options = await self._engine(container_options, self.engine, self._spec, self._labels)
+        if self.gate is not None:
+            self.gate.lead_through(options)
         await self._engine(api.create_container, name=self.sandbox_id, **options)
+
+    async def _start_attached(self) -> Channel:
+        api = self.engine.client.api
+        await self._create()
         if self.engine.image_config(self._spec.image).get("Volumes"):
             details = await self._engine(api.inspect_container, self.sandbox_id)
             self._volumes = anonymous_volumes(details["Mounts"])
@@ -108,8 +126,30 @@ class DockerSandbox(ChannelSandbox):
         self._attached = writer
         self._started_at = int(time.time())  # the engine's events are asked for by date
         await self._engine(api.start, self.sandbox_id)
-        writer.write(b"%8d" % len(_SERVER) + _SERVER)  # sent, so that `ps` inside stays readable
+        # Sent, so that `ps` inside stays readable.
+        writer.write(b"%8d" % len(self.source) + self.source)
         return Channel(DemultiplexingReader(reader), writer)
+
+    # --- its gate -------------------------------------------------------------------------------
+
+    async def exec(
+        self, command: str, *, timeout_s: float, max_output_bytes: int = 65536
+    ) -> ExecResult:
+        result = await super().exec(command, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
+        if self.gate is not None:  # without it a command may have failed for no fault of its own
+            await self.gate.check()
+        return result
+
+    async def answers(self) -> bool:
+        return await super().answers() and (self.gate is None or await self.gate.answers())
+
+    async def allow_hosts(self, hosts: Sequence[str]) -> None:
+        if self.gate is not None:
+            await self.gate.allow(hosts)
+        elif hosts:
+            await super().allow_hosts(hosts)
+
+    # --- the end --------------------------------------------------------------------------------
 
     async def _remove(self) -> None:
         from docker.errors import APIError
@@ -125,6 +165,8 @@ class DockerSandbox(ChannelSandbox):
         finally:
             if self._attached is not None:
                 self._attached.transport.abort()
+        if self.gate is not None:
+            await self.gate.stop()
 
     async def _state(self) -> dict[str, Any]:
         details = await self._engine(self.engine.client.api.inspect_container, self.sandbox_id)
@@ -192,7 +234,7 @@ def container_options(
     environment = {"HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", **spec.environment}
     return {
         "image": spec.image,
-        "entrypoint": ["python3", "-I", "-S", "-c", _BOOTSTRAP],
+        "entrypoint": ["python3", "-I", "-S", "-c", BOOTSTRAP],
         "command": [f"workdir={workdir}"],
         "user": spec.user,
         "hostname": "sandbox",

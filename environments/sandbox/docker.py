@@ -13,6 +13,7 @@ from environments.sandbox import leftovers
 from environments.sandbox.channel import ChannelSandbox
 from environments.sandbox.container import DockerSandbox
 from environments.sandbox.engine import Engine
+from environments.sandbox.gate import Gate
 from environments.sandbox.ownership import LABEL, owner_labels, reap_folders
 from environments.sandbox.places import Place, Places
 from environments.sandbox.provider import Provider
@@ -39,6 +40,7 @@ class DockerProvider(Provider):
         start_parallel: int | None = None,
         exec_parallel: int | None = None,
         disk_free_mb: int = 0,
+        mirrors: Sequence[str] = (),
     ) -> None:
         limits = host_parallel or [max_parallel] * len(engines)
         self.engines = {
@@ -54,6 +56,7 @@ class DockerProvider(Provider):
         )
         self.reaped: dict[str, int] = {}
         self._disk_free_mb = disk_free_mb
+        self._mirrors = mirrors
         self._disk_seen_s: dict[Place, float] = {}
         self._token = secrets.token_hex(4)
         self._labels = {f"{LABEL}run": run_id, _PROVIDER_LABEL: self._token, **owner_labels()}
@@ -104,7 +107,10 @@ class DockerProvider(Provider):
 
     def _new(self, spec: SandboxSpec, number: int, place: Place) -> DockerSandbox:
         name = f"thundersync-{self._token}-{number}"
-        return DockerSandbox(name, self.engines[place], spec, self._labels)
+        engine, gate = self.engines[place], None
+        if spec.allowed_hosts or spec.later_hosts:
+            gate = Gate(f"{name}-gate", engine, spec, self._labels, self._mirrors)
+        return DockerSandbox(name, engine, spec, self._labels, gate)
 
     async def _launch(self, sandbox: ChannelSandbox) -> None:
         assert isinstance(sandbox, DockerSandbox)
@@ -146,8 +152,8 @@ class DockerProvider(Provider):
         await asyncio.gather(*(engine.close() for engine in self.engines.values()))
 
     async def _left(self, place: Place) -> int:
-        """How many of this provider's containers an engine still has; where it is gone, how many
-        could not be removed."""
+        """How many of this provider's containers and networks an engine still has; where it is
+        gone, how many sandboxes could not be removed."""
         from docker.errors import APIError
         from requests.exceptions import RequestException
 
@@ -155,6 +161,8 @@ class DockerProvider(Provider):
         filters = {"label": f"{_PROVIDER_LABEL}={self._token}"}
         try:
             api = engine.client.api
-            return len(await engine.call(api.containers, all=True, filters=filters))
+            containers = await engine.call(api.containers, all=True, filters=filters)
+            networks = await engine.call(api.networks, filters=filters)
+            return len(containers) + len(networks)
         except (APIError, RequestException):
             return sum(where is place for where in self._living.values())

@@ -45,6 +45,22 @@ def remove_container(api: Any, name: str, volumes: Collection[str] = ()) -> None
         _remove_volume(api, volume)
 
 
+def remove_network(api: Any, name: str) -> None:
+    """Remove, and see that it is gone; what never was is fine."""
+    from docker.errors import APIError, NotFound
+
+    give_up = time.monotonic() + _END_LIMIT_S
+    while True:
+        try:
+            api.remove_network(name)
+        except NotFound:
+            return
+        except APIError as error:
+            if error.status_code not in (403, 409) or time.monotonic() > give_up:
+                raise
+            time.sleep(0.05)  # the engine lets go a moment after the last container
+
+
 def _remove_volume(api: Any, name: str) -> None:
     from docker.errors import NotFound
 

@@ -75,6 +75,7 @@ async def _open(
                 hosts=options.hosts,
                 host_parallel=options.host_parallel,
                 disk_free_mb=options.disk_free_mb,
+                mirrors=options.mirrors,
                 **limits,
             )
         if kind == "docker" or options.hosts:

@@ -13,14 +13,20 @@ IGNORABLE = (
 )
 
 
+def way_out(key: str) -> str:
+    """The end of a line that refuses a task for a key."""
+    return f"; to run it without, add {key} to env.ignore" if key in IGNORABLE else ""
+
+
 @dataclass
 class TerminalBenchConfig:
     """`dataset` is mini, or a folder: of task folders (split eval), or of train/ and eval/.
 
-    `network` is the most that a task gets: with `public` one that asks for it runs on Docker's
-    bridge. `ignore` names keys of task.toml that are left out where they cannot be honoured.
-    `agent_processes` is kill, or keep for data sets whose tests look at what the agent left
-    running. Observations are bounded as in env=swebench; 0 takes the prompt's own bounds.
+    `network` is the most that a task gets of what it asks for: `none`, the hosts that it names
+    (`allowed`), or all that Docker's bridge leads to (`public`). `ignore` names keys of task.toml
+    that are left out where they cannot be honoured. `agent_processes` is kill, or keep for data
+    sets whose tests look at what the agent left running. Observations are bounded as in
+    env=swebench; 0 takes the prompt's own bounds.
     """
 
     name: str = "terminal_bench"
@@ -28,7 +34,7 @@ class TerminalBenchConfig:
     split: str = "train"
     eval_split: str = "eval"
     agent_prompt: str = "auto"
-    network: str = "none"
+    network: str = "allowed"
     ignore: list[str] = field(default_factory=list)
     agent_processes: str = "kill"
     command_timeout_s: float = 20.0
@@ -40,7 +46,7 @@ class TerminalBenchConfig:
         """Raise UsageError for an impossible value."""
         choices = {
             "agent_prompt": ("auto", "short", "full"),
-            "network": ("none", "public"),
+            "network": ("none", "allowed", "public"),
             "agent_processes": ("kill", "keep"),
         }
         for key, known in choices.items():

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from environments.protocols import UsageError
-from environments.terminal_bench import folder, schema, tasktoml
-from environments.terminal_bench.config import IGNORABLE, TerminalBenchConfig
+from environments.terminal_bench import folder
+from environments.terminal_bench.config import TerminalBenchConfig, way_out
 from environments.terminal_bench.folder import TaskFolder
+from environments.terminal_bench.network import granted
 from environments.terminal_bench.tasktoml import TaskError
 
 MINI_TASKS = Path(__file__).with_name("mini") / "tasks"
@@ -68,41 +69,5 @@ def refusal(task: TaskFolder, config: TerminalBenchConfig) -> None:
     file = task.path / "task.toml"
     for key, why in task.settings.unsupported:
         if key not in config.ignore:
-            raise TaskError(f"{file}: {key}: {why}{_way_out(key)}")
-    network(task, config)
-
-
-def network(task: TaskFolder, config: TerminalBenchConfig) -> str:
-    """The network of a task's sandbox: public or no-network. Raises TaskError."""
-    file = task.path / "task.toml"
-    agent, verifier = (
-        _granted(phase, config, str(file))
-        for phase in (task.settings.agent_network, task.settings.verifier_network)
-    )
-    if agent != verifier:
-        key = task.settings.verifier_network.key
-        raise TaskError(
-            f"{file}: {key}: {verifier} after {agent} for the agent; a sandbox keeps its network"
-        )
-    return agent
-
-
-def _granted(phase: tasktoml.Network, config: TerminalBenchConfig, file: str) -> str:
-    if phase.mode == schema.NO_NETWORK or phase.key in config.ignore:
-        return schema.NO_NETWORK
-    if phase.mode == schema.ALLOWLIST:
-        if not phase.allowed_hosts:
-            return schema.NO_NETWORK
-        raise TaskError(
-            f"{file}: {phase.key}: no sandbox here can allow single hosts{_way_out(phase.key)}"
-        )
-    if config.network != "public":
-        raise TaskError(
-            f"{file}: {phase.key}: asks for the public network (the default); "
-            f"env.network=public grants it{_way_out(phase.key)}"
-        )
-    return schema.PUBLIC
-
-
-def _way_out(key: str) -> str:
-    return f"; to run it without, add {key} to env.ignore" if key in IGNORABLE else ""
+            raise TaskError(f"{file}: {key}: {why}{way_out(key)}")
+    granted(task, config)

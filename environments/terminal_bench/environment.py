@@ -34,6 +34,7 @@ from environments.terminal_bench import (
     dataset,
     dockerfile,
     folder,
+    network,
     prompt,
     schema,
     tasktoml,
@@ -115,7 +116,7 @@ class TerminalBench:
         return prompt.full_prompt(
             found.instruction,
             _workdir(found) or "its working folder",
-            network=self._network(found) == schema.PUBLIC,
+            network=self._network(found),
             processes=self._keep,
         )
 
@@ -123,22 +124,22 @@ class TerminalBench:
     def _keep(self) -> bool:
         return self.config.agent_processes == "keep"
 
-    def _network(self, found: TaskFolder) -> str:
-        return dataset.network(found, self.config)
+    def _network(self, found: TaskFolder) -> network.Network:
+        return network.granted(found, self.config)
 
     def sandbox_spec(self, task: Task) -> SandboxSpec:
         """cpus, memory_mb and the network as the task says. storage_mb bounds each folder in memory
         and each file, because no engine bounds a container's layer on an ordinary disk."""
         found = self.folder(task)
-        settings = found.settings
+        settings, reach = found.settings, self._network(found)
         user = settings.agent_user or (found.dockerfile.user if found.dockerfile else "")
         root = user.partition(":")[0] in ("", "root", "0")
         file = found.dockerfile
         build = None
         if file is not None:
             alone = not file.engine_needed_for(found.contents)
-            limit_s, network = settings.build_timeout_s, "none" if alone else None
-            build = ImageBuild(found.context, file.base, limit_s, network)
+            limit_s, build_network = settings.build_timeout_s, "none" if alone else None
+            build = ImageBuild(found.context, file.base, limit_s, build_network)
         environment = {**({"HOME": "/root"} if root else {}), **settings.environment}
         if file is not None:  # an engine reads ENV itself, a sandbox without images does not
             environment = {**file.environment, **environment}
@@ -149,13 +150,15 @@ class TerminalBench:
             cpus=settings.cpus,
             pids=self.config.pids,
             scratch_mb=settings.storage_mb,
-            network="bridge" if self._network(found) == schema.PUBLIC else "none",
+            network="bridge" if reach.public else "none",
             user=settings.agent_user,
             environment=environment,
             scratch_paths=verify.SCRATCH_PATHS,
             capabilities=ROOT_CAPABILITIES if root else (),
             file_mb=settings.storage_mb,
             build=build,
+            allowed_hosts=reach.agent_hosts,
+            later_hosts=reach.later_hosts,
         )
 
     async def prepare(self, task: Task, sandbox: Sandbox) -> None:
@@ -174,8 +177,9 @@ class TerminalBench:
     def _engine_needed(self, found: TaskFolder) -> str:
         if found.dockerfile is None:
             return f"environment.docker_image = {found.settings.docker_image}"
-        if self._network(found) == schema.PUBLIC:
-            return "environment.network_mode = public"
+        reach = self._network(found)
+        if reach.key:
+            return f"{reach.key} = {schema.PUBLIC if reach.public else schema.ALLOWLIST}"
         user = found.settings.agent_user or found.dockerfile.user
         if user not in dockerfile.AGENT:
             return f"its user is {user or 'root'}"
@@ -197,7 +201,13 @@ class TerminalBench:
         """What tests/test.sh writes as the reward, run in the agent's machine."""
         assert submission.sandbox is not None
         found = self.folder(task)
-        return await verify.verify(found, submission.sandbox, keep_processes=self._keep)
+        reach = self._network(found)
+        return await verify.verify(
+            found,
+            submission.sandbox,
+            keep_processes=self._keep,
+            hosts=None if reach.verifier_hosts == reach.agent_hosts else reach.verifier_hosts,
+        )
 
     def oracle_commands(self, task: Task) -> Sequence[str]:
         """Write solution/ into /solution and run solve.sh there, as the reference oracle does."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from environments.terminal_bench.network import Network
+
 FULL_PROMPT = """\
 You are working in a Linux machine through a terminal. Your task:
 
@@ -20,10 +22,13 @@ submit
 """
 
 
-def full_prompt(instruction: str, workdir: str, *, network: bool, processes: bool) -> str:
+def full_prompt(instruction: str, workdir: str, *, network: Network, processes: bool) -> str:
+    reach = "There is a network." if network.public else "There is no network."
+    if network.agent_hosts:
+        reach = f"Of the network only these hosts can be reached: {', '.join(network.agent_hosts)}."
     return FULL_PROMPT.format(
         instruction=instruction,
         workdir=workdir,
-        network="There is a network." if network else "There is no network.",
+        network=reach,
         processes=" and what runs in it" if processes else ": whatever still runs is ended first",
     )

@@ -10,7 +10,7 @@ lists).
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.protocols import ExecResult, InfrastructureError, Sandbox, Verdict
@@ -50,16 +50,22 @@ class _Zero(Exception):
         self.failure = failure
 
 
-async def verify(task: TaskFolder, sandbox: Sandbox, *, keep_processes: bool) -> Verdict:
+async def verify(
+    task: TaskFolder,
+    sandbox: Sandbox,
+    *,
+    keep_processes: bool,
+    hosts: Sequence[str] | None = None,
+) -> Verdict:
     """Reward as the tests wrote it, with a report: {"reason", "exit_code", "output", "metrics"}.
 
     "integrity" lists what the agent tried on its judgement, where that was seen, by kind, and
     "planted" the names found; "failure" says that it ran out of memory. May be run again on the
-    same sandbox.
+    same sandbox. `hosts` are those that the tests may reach, where the agent's were others.
     """
     report: dict[str, Any] = {"reason": "judged"}
     try:
-        reward = await _judge(task, sandbox, report, keep_processes=keep_processes)
+        reward = await _judge(task, sandbox, report, keep_processes=keep_processes, hosts=hosts)
     except _Zero as zero:
         report["reason"] = str(zero)
         if zero.integrity is not None:
@@ -71,9 +77,16 @@ async def verify(task: TaskFolder, sandbox: Sandbox, *, keep_processes: bool) ->
 
 
 async def _judge(
-    task: TaskFolder, sandbox: Sandbox, report: dict[str, Any], *, keep_processes: bool
+    task: TaskFolder,
+    sandbox: Sandbox,
+    report: dict[str, Any],
+    *,
+    keep_processes: bool,
+    hosts: Sequence[str] | None,
 ) -> float:
     await _ready(sandbox, keep_processes=keep_processes)
+    if hosts is not None:
+        await sandbox.allow_hosts(hosts)
     await _clear(sandbox, report)
     await _put_tests(task, sandbox)
     settings = task.settings

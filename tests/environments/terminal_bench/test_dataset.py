@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from environments.protocols import UsageError
-from environments.terminal_bench import dataset, folder
+from environments.terminal_bench import dataset, folder, network
 from environments.terminal_bench.config import TerminalBenchConfig
 from environments.terminal_bench.environment import TerminalBench
 from environments.terminal_bench.tasktoml import TaskError
@@ -81,8 +81,13 @@ def test_a_broken_folder_is_one_line(make_task, break_it, words: str) -> None:
         ("", "environment.network_mode: asks for the public network", {"network": "public"}),
         (
             "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org']",
-            "environment.network_mode: no sandbox here can allow single hosts",
-            {"ignore": ["environment.network_mode"]},
+            "environment.network_mode: asks for pypi.org; env.network=allowed grants that",
+            {"network": "allowed"},
+        ),
+        (
+            "[environment]\nnetwork_mode = 'no-network'\n[verifier]\nallowed_hosts = ['pypi.org']",
+            "verifier.network_mode: asks for pypi.org",
+            {"ignore": ["verifier.network_mode"]},
         ),
         (
             "[environment]\nnetwork_mode = 'no-network'\n[agent]\nnetwork_mode = 'public'",
@@ -106,7 +111,7 @@ def test_what_cannot_be_given_is_refused_unless_the_user_says_so(
 ) -> None:
     task = folder.load(make_task(toml=f'schema_version = "1.4"\n{toml}\n'))
     with pytest.raises(TaskError) as caught:
-        dataset.refusal(task, TerminalBenchConfig())
+        dataset.refusal(task, TerminalBenchConfig(network="none"))
     assert words in str(caught.value)
     dataset.refusal(task, TerminalBenchConfig(**settings))
 
@@ -118,13 +123,32 @@ def test_a_network_that_would_change_is_refused_even_where_it_is_granted(make_ta
         dataset.refusal(task, TerminalBenchConfig(network="public"))
     empty = 'schema_version = "1.4"\n[environment]\nnetwork_mode = "allowlist"\n'
     allowed = folder.load(make_task(toml=empty))
-    assert dataset.network(allowed, TerminalBenchConfig()) == "no-network"
+    assert network.granted(allowed, TerminalBenchConfig()) == network.Network()
+
+
+def test_agent_and_verifier_have_their_own_allowed_hosts(make_task) -> None:
+    toml = 'schema_version = "1.4"\n[agent]\nallowed_hosts = ["a.b", "pypi.org"]\n'
+    toml += '[verifier]\nallowed_hosts = ["*.c.d", "a.b"]\n'
+    found = network.granted(folder.load(make_task(toml=toml)), TerminalBenchConfig())
+    assert (found.public, found.key) == (False, "agent.network_mode")
+    assert (found.agent_hosts, found.verifier_hosts) == (("a.b", "pypi.org"), ("*.c.d", "a.b"))
+    assert found.later_hosts == ("*.c.d",)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.0/8", "8.8.8.8", "::1", "127.1", "2130706433", "0x7f.1"])
+def test_addresses_are_no_allowed_hosts(make_task, host: str) -> None:
+    toml = 'schema_version = "1.4"\n[agent]\nnetwork_mode = "no-network"\n'
+    toml += f'[verifier]\nallowed_hosts = ["pypi.org", "{host}"]\n'
+    task = folder.load(make_task(toml=toml))
+    with pytest.raises(TaskError, match=f"verifier.allowed_hosts: {host}: .* names, not addr"):
+        dataset.refusal(task, TerminalBenchConfig())
+    dataset.refusal(task, TerminalBenchConfig(ignore=["verifier.network_mode"]))
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"network": "bridge"}, "env.network='bridge': use none or public"),
+        ({"network": "bridge"}, "env.network='bridge': use none or allowed or public"),
         ({"agent_processes": "stop"}, "env.agent_processes='stop': use kill or keep"),
         ({"ignore": ["verifier.user"]}, "env.ignore=verifier.user: use one of artifacts"),
         ({"command_timeout_s": 0.0}, "env.command_timeout_s=0.0"),

@@ -70,6 +70,11 @@ def test_prompts(make_task, bench) -> None:
     short = TerminalBenchConfig(agent_prompt="short", agent_processes="keep")
     environment, task = bench.environment_of(make_task(), short)
     assert environment.first_message(task) == "Write 42 to /app/answer."
+    hosts = TOML + '[agent]\nallowed_hosts = ["pypi.org", "*.debian.org"]\n'
+    environment, task = bench.environment_of(make_task("asks", toml=hosts))
+    assert "only these hosts can be reached: pypi.org, *.debian.org." in environment.first_message(
+        task
+    )
     mini = TerminalBench()
     assert mini.first_message(mini.tasks("train")[1]).startswith("convert_prices adds")
     assert mini.action("```bash\nls\n```") == "ls"
@@ -124,6 +129,11 @@ def test_a_machine_is_healthy_before_the_agent_starts(bench, make_task) -> None:
     [
         ("FROM debian:12\nUSER 65532\nWORKDIR /app\n", TOML, "FROM debian:12"),
         (ROOTS, TOML, "its user is root"),
+        (
+            "FROM thundersync/mini:1\nUSER agent\nWORKDIR /app\n",
+            TOML + '[verifier]\nallowed_hosts = ["pypi.org"]\n',
+            "verifier.network_mode = allowlist",
+        ),
         (None, TOML + 'docker_image = "org/image:1"\n', "docker_image = org/image:1"),
     ],
 )
