@@ -124,9 +124,10 @@ class Gate(DockerSandbox):
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges"],
                 network_mode=self.sandbox_id,
-                # Ports below 1024 without a capability; no name gets the host's domain appended.
-                sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
-                dns_search=["."],
+                # Ports below 1024 without a capability; and it passes on what it understands,
+                # it is no router.
+                sysctls={"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ip_forward": "0"},
+                dns_search=["."],  # no name gets the host's domain appended
                 mem_limit=_MEMORY_MB << 20,
                 memswap_limit=_MEMORY_MB << 20,
                 nano_cpus=10**9,

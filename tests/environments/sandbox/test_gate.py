@@ -14,8 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from typing import Any
 import pytest
 
 from environments.protocols import InfrastructureError, Sandbox, SandboxSpec
+from environments.sandbox import gate_server
 from environments.sandbox.backoff import TemporaryError
 from environments.sandbox.gate import make_network
-from environments.sandbox.images import MINI_IMAGE, connect
-from environments.sandbox.leftovers import reap, remove_container, remove_network
+from environments.sandbox.images import MINI_IMAGE
+from environments.sandbox.leftovers import remove_container, remove_network
 from environments.sandbox.options import ProviderOptions
 from environments.sandbox.ownership import LABEL, owner_labels
 from environments.sandbox.select import open_provider
@@ -36,31 +36,6 @@ pytestmark = pytest.mark.docker
 SPEC = SandboxSpec(image=MINI_IMAGE, memory_mb=256, pids=64, scratch_mb=64)
 ALLOWED = ("site.test", "tls.test", "*.wild.test")
 _PROGRAM = Path(__file__).with_name("gate_program.py")
-# Says who it was asked for, in clear and over TLS.
-_SITE = """
-import http.server, ssl, subprocess, threading
-class Site(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = f"site saw {self.headers['Host']} {self.path}".encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def do_POST(self):
-        size = int(self.headers["Content-Length"])
-        while size:
-            size -= len(self.rfile.read(min(size, 65536)))
-        self.do_GET()
-subprocess.run("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
-    "-subj /CN=tls.test -keyout /tmp/key -out /tmp/cert".split(), check=True, stderr=-3)
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain("/tmp/cert", "/tmp/key")
-for port in (80, 443, 8080):
-    server = http.server.ThreadingHTTPServer(("", port), Site)
-    if port == 443:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever).start()
-"""
 # What an agent can try: each prints what came of it on one line.
 _TOOLS = r"""
 import http.client, socket, ssl, sys, urllib.request, urllib.error
@@ -106,44 +81,7 @@ def lookup(name):
 """
 
 
-@dataclass(frozen=True)
-class Site:
-    address: str
-    mirrors: tuple[str, ...]
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Any]:
-    client = connect(60)
-    reap(client.api)
-    yield client.api
-    client.close()
-
-
-@pytest.fixture(scope="module")
-def site(api: Any) -> Iterator[Site]:
-    name = f"test-site-{os.getpid()}"
-    api.create_container(MINI_IMAGE, ["python3", "-c", _SITE], name=name, labels=owner_labels())
-    try:
-        api.start(name)
-        address = api.inspect_container(name)["NetworkSettings"]["IPAddress"]
-        give_up = time.monotonic() + 30
-        for port in (80, 443, 8080):
-            while True:
-                try:
-                    socket.create_connection((address, port), timeout=1).close()
-                    break
-                except OSError:
-                    assert time.monotonic() < give_up, "the site does not start"
-                    time.sleep(0.1)
-        hosts = [("site.test", 80), ("site.test", 8080), ("tls.test", 443), ("a.wild.test", 80)]
-        hosts += [("later.test", 80), ("other.test", 80), ("other.test", 443)]
-        yield Site(address, tuple(f"{host}:{port}:{address}" for host, port in hosts))
-    finally:
-        remove_container(api, name)
-
-
-async def opened(site: Site, *, max_parallel: int = 20, warm: int = 0) -> Any:
+async def opened(site: Any, *, max_parallel: int = 20, warm: int = 0) -> Any:
     return await open_provider(
         "docker",
         image=MINI_IMAGE,
@@ -153,7 +91,7 @@ async def opened(site: Site, *, max_parallel: int = 20, warm: int = 0) -> Any:
     )
 
 
-def run(site: Site, body: Any, **spec: Any) -> Any:
+def run(site: Any, body: Any, **spec: Any) -> Any:
     """`body` with one sandbox that is allowed ALLOWED; nothing may be left of it."""
 
     async def scenario() -> Any:
@@ -185,7 +123,13 @@ def ours(api: Any, run_id: str = "tests-gate") -> dict[str, int]:
     return {"containers": len(containers), "networks": len(api.networks(filters=filters))}
 
 
-def test_allowed_hosts_are_reached_by_http_tls_and_connect(site: Site) -> None:
+def router(api: Any, container: str) -> str:
+    """Whether it forwards packets."""
+    run_ = api.exec_create(container, ["cat", "/proc/sys/net/ipv4/ip_forward"])
+    return api.exec_start(run_["Id"]).decode()
+
+
+def test_allowed_hosts_are_reached_by_http_tls_and_connect(site: Any) -> None:
     found = run(
         site,
         lambda sandbox: tried(
@@ -210,7 +154,7 @@ def test_allowed_hosts_are_reached_by_http_tls_and_connect(site: Site) -> None:
     ]
 
 
-def test_no_other_name_and_no_address_goes_through_the_gate(site: Site) -> None:
+def test_no_other_name_and_no_address_goes_through_the_gate(site: Any) -> None:
     """The mirrors would lead to other.test: what stops it is that it was not allowed."""
     address = site.address
 
@@ -244,13 +188,13 @@ def test_no_other_name_and_no_address_goes_through_the_gate(site: Site) -> None:
     run(site, body)
 
 
-def test_a_name_that_resolves_to_a_private_address_is_refused(site: Site) -> None:
+def test_a_name_that_resolves_to_a_private_address_is_refused(site: Any) -> None:
     """`gate` is the gate's own name, which it resolves to its address on the engine's bridge."""
     (line,) = run(site, lambda s: tried(s, 'direct("http://gate/")'), allowed_hosts=("gate",))
     assert "403" in line and "gate has no public address" in line
 
 
-def test_nothing_but_the_gate_is_in_reach(site: Site, api: Any) -> None:
+def test_nothing_but_the_gate_is_in_reach(site: Any, api: Any) -> None:
     """Everything tried does answer, as the first look from outside shows, and answers nobody in
     there: the site itself, the host on every address, the gate on its other ports and address."""
     with socket.create_server(("0.0.0.0", 0)) as host:
@@ -272,6 +216,10 @@ def test_nothing_but_the_gate_is_in_reach(site: Site, api: Any) -> None:
             assert len(outcomes) == len(targets)
             for outcome in outcomes:
                 assert any(word in outcome for word in ("No route", "refused", "unreachable"))
+            for port_ in gate_server.PORTS:  # nor does the gate serve anybody else
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection((gate["bridge"]["IPAddress"], port_), timeout=5)
+            assert router(api, sandbox.gate.sandbox_id) == "0\n"
             look = await sandbox.exec("cat /proc/net/if_inet6 /proc/net/arp", timeout_s=20)
             neighbours = [line for line in look.output.splitlines() if " 0x2 " in line]
             assert [line.split()[0] for line in neighbours] == [sandbox.gate.address]
@@ -280,7 +228,7 @@ def test_nothing_but_the_gate_is_in_reach(site: Site, api: Any) -> None:
         run(site, body)
 
 
-def test_sandboxes_do_not_reach_each_other(site: Site, api: Any) -> None:
+def test_sandboxes_do_not_reach_each_other(site: Any, api: Any) -> None:
     async def scenario() -> None:
         provider = await opened(site)
         try:
@@ -302,7 +250,7 @@ def test_sandboxes_do_not_reach_each_other(site: Site, api: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_the_list_can_change_in_mid_life(site: Site) -> None:
+def test_the_list_can_change_in_mid_life(site: Any) -> None:
     async def body(sandbox: Any) -> None:
         both = ('direct("http://site.test/")', 'direct("http://later.test/")')
         first, later = await tried(sandbox, *both)
@@ -325,7 +273,7 @@ head -c 12 <&3
     run(site, body, later_hosts=("later.test",))
 
 
-def test_without_allowed_hosts_there_is_no_network_at_all(site: Site, api: Any) -> None:
+def test_without_allowed_hosts_there_is_no_network_at_all(site: Any, api: Any) -> None:
     async def body(sandbox: Any) -> None:
         assert sandbox.gate is None
         look = await sandbox.exec("ls /sys/class/net; env | grep -ci proxy", timeout_s=20)
@@ -338,7 +286,7 @@ def test_without_allowed_hosts_there_is_no_network_at_all(site: Site, api: Any) 
     run(site, body, allowed_hosts=())
 
 
-def test_a_lost_gate_is_an_infrastructure_failure(site: Site, api: Any) -> None:
+def test_a_lost_gate_is_an_infrastructure_failure(site: Any, api: Any) -> None:
     async def body(sandbox: Any) -> None:
         running = asyncio.create_task(sandbox.exec("sleep 2; false", timeout_s=20))
         await asyncio.sleep(0.5)
@@ -354,7 +302,7 @@ def test_a_lost_gate_is_an_infrastructure_failure(site: Site, api: Any) -> None:
     run(site, body)
 
 
-def test_an_agent_cannot_use_its_gate_up(site: Site) -> None:
+def test_an_agent_cannot_use_its_gate_up(site: Any) -> None:
     flood = r"""
 import random, socket, sys, time
 kept = []
@@ -390,7 +338,7 @@ EOF"""
     run(site, body)
 
 
-def test_warm_sandboxes_of_each_list_of_hosts(site: Site) -> None:
+def test_warm_sandboxes_of_each_list_of_hosts(site: Any) -> None:
     async def scenario() -> None:
         pool = await opened(site, warm=1)
         try:
@@ -411,7 +359,7 @@ def test_warm_sandboxes_of_each_list_of_hosts(site: Site) -> None:
     asyncio.run(scenario())
 
 
-def test_sixteen_at_once(site: Site, api: Any) -> None:
+def test_sixteen_at_once(site: Any, api: Any) -> None:
     async def scenario() -> None:
         provider = await opened(site)
         try:
@@ -435,7 +383,7 @@ def test_sixteen_at_once(site: Site, api: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_starts_that_are_given_up_leave_nothing(site: Site, api: Any) -> None:
+def test_starts_that_are_given_up_leave_nothing(site: Any, api: Any) -> None:
     async def scenario() -> None:
         provider = await opened(site)
         for wait_s in (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8):
@@ -450,7 +398,7 @@ def test_starts_that_are_given_up_leave_nothing(site: Site, api: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_a_killed_harness_leaves_nothing_after_the_next_start(site: Site, api: Any) -> None:
+def test_a_killed_harness_leaves_nothing_after_the_next_start(site: Any, api: Any) -> None:
     for wait_s in (0.0, 0.3, 3.0):
         run_id = f"killed-gates-{os.getpid()}"
         command = [sys.executable, str(_PROGRAM), run_id, ",".join(site.mirrors)]
@@ -499,8 +447,7 @@ def test_an_engine_that_puts_its_host_into_the_network_is_found_out(api: Any) ->
     from docker.types import IPAMConfig, IPAMPool
 
     pools = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway="198.18.255.233")])
-    source = (Path(make_network.__code__.co_filename).parent / "gate_server.py").read_text()
-    probe = source.partition('if __name__ == "__main__"')[0]
+    probe = Path(gate_server.__file__).read_text().partition('if __name__ == "__main__"')[0]
     probe += "\nprint(answers_on_link('198.18.255.233'), answers_on_link('198.18.255.236'))"
     try:
         api.create_network(name, internal=True, ipam=pools, labels=owner_labels())

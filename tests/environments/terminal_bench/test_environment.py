@@ -70,7 +70,7 @@ def test_prompts(make_task, bench) -> None:
     short = TerminalBenchConfig(agent_prompt="short", agent_processes="keep")
     environment, task = bench.environment_of(make_task(), short)
     assert environment.first_message(task) == "Write 42 to /app/answer."
-    hosts = TOML + '[agent]\nallowed_hosts = ["pypi.org", "*.debian.org"]\n'
+    hosts = TOML.replace("77", '77\nallowed_hosts = ["pypi.org", "*.debian.org"]')
     environment, task = bench.environment_of(make_task("asks", toml=hosts))
     assert "only these hosts can be reached: pypi.org, *.debian.org." in environment.first_message(
         task
