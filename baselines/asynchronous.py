@@ -5,9 +5,8 @@ begun (math.md section 7, AReaL's admission bound); an update trains on the firs
 closed ones in the order of `schedule.queue`, with `schedule.correction`'s weights. The bound alone
 does not limit the age of a group that others overtake: `schedule.stale_groups` says whether the
 learner waits for it, drops it, or trains on it whatever its age. With `wait` no token is ever older
-than max_staleness: at version v, no more than (v + 1) x groups_per_batch groups were begun at
-v - max_staleness or before, and v x groups_per_batch groups have been trained on, so that all that
-would become too old fits into this update. With max_staleness 0 that is the synchronous schedule.
+than max_staleness, and nothing is lost (`_needs`). With max_staleness 0 that is the synchronous
+schedule.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ class Asynchronous:
     async def _next(self, run: FlowRun, flow: Flow, closed: list[Group]) -> list[Group]:
         """Take the next update's groups out of `closed`, waiting for them where need be."""
         self._hear(flow.ready(), run, flow, closed)
-        while len(closed) < run.groups_per_batch or self._due(run, flow.open):
+        while not self._enough(run, flow, closed):
             event = await flow.next()
             if event is None:
                 raise RuntimeError("no group is under way, and too few for an update are closed")
             self._hear([event, *flow.ready()], run, flow, closed)
-        chosen = self._choose(run, closed)
+        chosen = self._choose(run, flow, closed)
         closed[:] = [group for group in closed if group not in chosen]
         return chosen
 
@@ -58,20 +57,41 @@ class Asynchronous:
                 closed.remove(group)
                 flow.discard(group, "stale")
 
-    def _due(self, run: FlowRun, groups: list[Group]) -> list[Group]:
-        """What would be too old for the update after this one."""
+    def _needs(self, run: FlowRun, flow: Flow, closed: list[Group]) -> list[tuple[int, int]]:
+        """(version, how many of the groups begun at it or before this update has to take), so that
+        nothing becomes too old: the k updates after this one can take k batches of what would be
+        too old after them. It is never more than one batch: at most (k + 1) batches wait that
+        would be too old after k updates, before the first update because the bound admits no more,
+        after each because it took what it had to."""
         if self._stale != "wait":
             return []
-        return [group for group in groups if run.version - group.version >= self._bound]
+        waiting, size = [*flow.open, *closed], run.groups_per_batch
+        versions = range(run.version - self._bound, run.version + 1)
+        return [(v, _begun(waiting, v) - k * size) for k, v in enumerate(versions)]
 
-    def _choose(self, run: FlowRun, closed: list[Group]) -> list[Group]:
-        due = self._due(run, closed)
-        others = [group for group in closed if group not in due]
+    def _enough(self, run: FlowRun, flow: Flow, closed: list[Group]) -> bool:
+        needs = self._needs(run, flow, closed)
+        missing = any(_begun(closed, version) < need for version, need in needs)
+        return len(closed) >= run.groups_per_batch and not missing
+
+    def _choose(self, run: FlowRun, flow: Flow, closed: list[Group]) -> list[Group]:
+        """What has to be taken, then the others, both in the order of the queue."""
+        ordered = list(closed)
         if self._freshest:  # of equal age, finished first
-            others.sort(key=lambda group: self._age(run, group))
-        return [*due, *others][: run.groups_per_batch]
+            ordered.sort(key=lambda group: self._age(run, group))
+        chosen: list[Group] = []
+        for version, need in self._needs(run, flow, closed):
+            old = [g for g in ordered if g.version <= version and g not in chosen]
+            chosen += old[: max(0, need - _begun(chosen, version))]
+        others = [group for group in ordered if group not in chosen]
+        return [*chosen, *others][: run.groups_per_batch]
 
     def _age(self, run: FlowRun, group: Group) -> int:
         """Versions since the oldest token of a closed group."""
         spans = [span.version for t in group.trajectories for span in t.version_spans]
         return run.version - min(spans, default=run.version)
+
+
+def _begun(groups: list[Group], version: int) -> int:
+    """How many began at this version or before."""
+    return sum(group.version <= version for group in groups)
