@@ -110,7 +110,7 @@ def test_other_trainers_figures_of_a_synchronous_run(sync_job):
     weights and the moments in which the schedule itself thinks."""
     verl = sync_job.summary["peers"]["verl"]
     assert 0 < verl["rollouter_idle_ratio"] < 1 and 0 < verl["trainer_idle_ratio"] < 1
-    assert 0.9 < verl["rollouter_idle_ratio"] + verl["trainer_idle_ratio"] < 1.1
+    assert 0.98 < verl["rollouter_idle_ratio"] + verl["trainer_idle_ratio"] < 1.3
     assert sync_job.summary["staleness"]["violations"] == {
         "bound": 0, "tokens": 0, "trajectories": 0,
     }  # fmt: skip

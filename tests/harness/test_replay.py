@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from harness.accounting import ALIVE
 from harness.batch import start
 from harness.clock import WallClock
 from harness.config import RolloutConfig
@@ -22,6 +23,7 @@ from harness.protocols import (
     Event,
     Generation,
     GroupClosed,
+    Interval,
     RewardArrived,
     Trajectory,
     TrajectoryFinished,
@@ -140,6 +142,30 @@ def test_delays_are_the_recorded_ones(played, originals):
         judged_s = original.reward_s - original.finished_s
         assert t.reward_s - t.finished_s >= judged_s - slack_s
         assert t.verify_s == original.verify_s
+
+
+def test_a_replay_leaves_the_lives_of_its_trajectories(tmp_path):
+    """No sandbox is busy; lives are counted where other trainers' idle ratios are computed."""
+
+    async def body() -> tuple[list[Trajectory], list[Interval], float]:
+        clock = WallClock()
+        recorded = whole_batches(write(tmp_path, lines()), RECORDED_WITH)
+        replay = Replay(recorded, cast(Any, Echo()), clock, 1.0, origin_s=clock.origin_s)
+        tasks = [cast(Any, None)] * RECORDED_WITH.groups_per_batch
+        batch = start(replay.begin, 0, VERSION, tasks, 0, clock)
+        while await batch.next() is not None:
+            pass
+        return of_batch(batch), replay.take_intervals(), clock.origin_s
+
+    trajectories, lives, origin_s = asyncio.run(body())
+    assert {i.name for i in lives} == {ALIVE}
+    assert len({i.resource for i in lives}) == len(lives) == 24  # all alive at once
+    assert sorted(i.start_s - origin_s for i in lives) == pytest.approx(
+        sorted(t.started_s for t in trajectories), abs=0.05
+    )
+    assert max(i.end_s for i in lives) - origin_s == pytest.approx(
+        max(t.reward_s for t in trajectories), abs=0.05
+    )
 
 
 def test_events_happen_in_the_order_of_a_live_rollout(played):

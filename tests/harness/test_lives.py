@@ -1,0 +1,162 @@
+"""What a rollout leaves in the timeline: work, and lives in which it waited for others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from environments.protocols import ExecResult, InfrastructureError, Submission, Verdict
+from harness.accounting import ALIVE
+from harness.agents import ScriptedAgent
+from harness.clock import WallClock
+from harness.config import RolloutConfig
+from harness.protocols import Interval, Task
+from harness.rollout import Rollouts
+from harness.timeline import Timeline, blocked
+
+TASK = Task("task", "train", "easy", {})
+STEP_S = 1.0  # every piece of work takes as long, in the loop's own time
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Time goes on when nothing is left to do, at once to the next moment that somebody waits
+    for."""
+
+    at_s = 0.0
+
+    def time(self) -> float:
+        return self.at_s
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # pyright: ignore[reportAttributeAccessIssue]
+            self.at_s = max(self.at_s, self._scheduled[0].when())  # pyright: ignore[reportAttributeAccessIssue]
+        super()._run_once()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class LoopClock(WallClock):
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Slow:
+    """Sandbox, provider and environment at once: each of their acts takes STEP_S."""
+
+    sandbox_id = name = dataset = kind = why = "slow"
+    command_timeout_s = 1.0
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+
+    async def act(self, name: str) -> None:
+        await asyncio.sleep(STEP_S)
+        if name == self.fails:
+            raise InfrastructureError("exec_transport", f"{name} fails")
+
+    async def start(self, spec: Any) -> Slow:
+        await self.act("start")
+        return self
+
+    async def exec(self, command: str, **unused: Any) -> ExecResult:
+        await self.act("exec")
+        return ExecResult("", 0, STEP_S)
+
+    async def stop(self) -> None:
+        await self.act("stop")
+
+    def sandbox_spec(self, task: Task) -> Any: ...
+    async def prepare(self, task: Task, sandbox: Any) -> None: ...
+
+    def first_message(self, task: Task) -> str:
+        return "issue"
+
+    def action(self, text: str) -> str | None:
+        return None if text == "submit" else text
+
+    def observation(self, result: ExecResult) -> str:
+        return result.output
+
+    async def collect(self, task: Task, sandbox: Any) -> Submission:
+        await self.act("collect")
+        return Submission("patch", sandbox)  # the verifier works in it
+
+    async def verify(self, task: Task, submission: Any, provider: Any) -> Verdict:
+        await self.act("verify")
+        return Verdict(1.0, {})
+
+
+class Thinking(ScriptedAgent):
+    """An engine that takes STEP_S for an action."""
+
+    async def act(self, *arguments: Any) -> str | None:
+        await asyncio.sleep(STEP_S)
+        return await super().act(*arguments)
+
+
+def lived(world: Slow, lives: int = 1, cancel_after_s: float | None = None) -> list[Interval]:
+    async def body() -> list[Interval]:
+        clock, everything = LoopClock(), world
+        agent: Callable[[Task], Any] = lambda task: Thinking(["true"])  # noqa: E731
+        rollouts = Rollouts(
+            everything,  # pyright: ignore[reportArgumentType]
+            agent,
+            everything,  # pyright: ignore[reportArgumentType]
+            clock,
+            RolloutConfig(retries=0),
+            0.0,
+            verification=asyncio.Semaphore(1),
+        )
+        tasks = [
+            clock.spawn(rollouts.run(TASK, 0, i, 1, lambda event: None), f"life-{i}")
+            for i in range(lives)
+        ]
+        if cancel_after_s is None:
+            for task in tasks:
+                await task
+        else:
+            await asyncio.sleep(cancel_after_s)
+        await clock.cancel_all()
+        return rollouts.take_intervals()
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(body())
+
+
+def steps(intervals: list[Interval], name: str) -> list[float]:
+    return [(i.end_s - i.start_s) / STEP_S for i in intervals if i.name == name]
+
+
+def test_work_and_waiting_of_one_life():
+    """Start, think, exec, think (submit), collect, verify, stop: seven steps, two of them the
+    engine's."""
+    intervals = lived(Slow())
+    for name in ("start", "exec", "collect", "verify", "stop"):
+        assert steps(intervals, name) == [1], name
+    (life,) = [i for i in intervals if i.name == ALIVE]
+    assert life.resource == blocked("sandbox/00")
+    timeline = Timeline(0.0)
+    timeline.extend(intervals)
+    shares = timeline.shares(["sandbox/00"], [(life.start_s, life.end_s)])
+    assert shares == pytest.approx({"busy": 5 / 7, "blocked": 2 / 7, "idle": 0.0})
+
+
+def test_waiting_for_a_verifier_is_not_its_work():
+    """Two at once, one may be judged: the other waits, and its own verification is one step."""
+    intervals = lived(Slow(), lives=2)
+    assert steps(intervals, "verify") == [1, 1]
+    assert sorted(steps(intervals, ALIVE)) == [7, 8]
+
+
+@pytest.mark.parametrize("fails", ["start", "exec", "stop"])
+def test_a_life_that_failed_was_a_life_and_its_slot_is_free_again(fails):
+    world = Slow(fails)
+    intervals = lived(world)
+    assert [i.resource for i in intervals if i.name == ALIVE] == [blocked("sandbox/00")]
+    assert steps(intervals, fails) == []
+
+
+def test_a_life_that_the_budget_ended_counts_until_then():
+    intervals = lived(Slow(), cancel_after_s=2.5 * STEP_S)
+    assert steps(intervals, ALIVE) == [3.5]  # its sandbox is stopped
