@@ -210,7 +210,7 @@ class _Reader:
             (
                 self.section("agent").get("user", "") != verifier.get("user", ""),
                 "verifier.user",
-                "agent and verifier cannot be different users of one sandbox",
+                "agent and verifier cannot be different users: a sandbox's server is one for good",
             ),
         ]
         return [(key, why) for wanted, key, why in found if wanted]

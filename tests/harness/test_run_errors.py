@@ -98,6 +98,7 @@ def test_a_sweep_with_a_misspelt_option_starts_no_job(tmp_path: Path) -> None:
         ("sandbox.hosts=[ssh://box]", "ssh://box is no address of a Docker engine"),
         ("sandbox.hosts=[tcp://a:1,tcp://a:1]", "is there twice"),
         ("sandbox.host_parallel=[8]", "each of the 0 sandbox.hosts"),
+        ("sandbox.mirrors=[pypi.org:10.0.0.5]", "pypi.org:10.0.0.5 is not NAME:PORT:ADDRESS"),
         ("replay=missing.jsonl", "replay=missing.jsonl: no such file"),
     ],
 )

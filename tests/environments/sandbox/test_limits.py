@@ -112,6 +112,38 @@ def test_no_network(backend):
     backend.run(body)
 
 
+def test_no_privileges_can_be_gained(backend):
+    """Set-user-id programs, raw sockets, devices, the clock, another root, the user 0."""
+    attempts = {
+        "setuid": "cp /bin/bash b && chmod 4755 b && ./b -p -c 'id -u' | grep -qx 0",
+        "raw": "python3 -c 'import socket; socket.socket(2, socket.SOCK_RAW, 1)'",
+        "packet": "python3 -c 'import socket; socket.socket(17, socket.SOCK_RAW, 3)'",
+        "device": "mknod disk b 8 0",
+        "clock": "date -s 2020-01-01",
+        "chroot": "chroot / true",
+        "user": "python3 -c 'import os; os.setuid(0)'",
+        "group": "python3 -c 'import os; os.setgroups([0])'",
+        "mount": "mount -t tmpfs none /tmp",
+        "interface": "python3 -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(),"
+        ' 0x8914, struct.pack("16sh", b"lo", 0))\'',
+    }
+
+    async def body(sandbox):
+        for name, command in attempts.items():
+            tried = f"command -v {command.split()[0]} >/dev/null || echo MISSING; {command}"
+            result = await sandbox.exec(f"({tried}) 2>&1 && echo GAINED", timeout_s=20)
+            assert "GAINED" not in result.output and "MISSING" not in result.output, name
+            assert (
+                any(
+                    word in result.output
+                    for word in ("not permitted", "ermission", "denied", "superuser")
+                )
+                or name == "setuid"
+            ), (name, result.output)
+
+    backend.run(body)
+
+
 def test_host_files_are_out_of_reach(backend, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("f3a9-only-on-the-host")
