@@ -35,7 +35,8 @@ from harness.replay import Replay, whole_batches
 from harness.snapshots import Snapshots
 from harness.timeline import Timeline
 from harness.tracking import open_tracker
-from harness.training import Row, Training
+from harness.training import Training
+from harness.update_row import Row
 from harness.workload import Batches
 
 log = logging.getLogger(__name__)

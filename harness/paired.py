@@ -38,7 +38,8 @@ from harness.protocols import Group, Schedule, Sink, Task
 from harness.replay import Replay
 from harness.timeline import Timeline
 from harness.timings import History
-from harness.training import Row, Training
+from harness.training import Training
+from harness.update_row import Row
 from harness.workload import WORKLOADS, Batches
 
 COLUMNS = ("per_update_s", "rollout_s", "tail_s", "idle_learner", "idle_engine")

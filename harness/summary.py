@@ -17,7 +17,8 @@ from harness.overlap import run_efficiency
 from harness.peers import peers
 from harness.records import blank_summary
 from harness.timeline import Timeline
-from harness.training import Row, Training
+from harness.training import Training
+from harness.update_row import Row
 
 _METRICS = {
     "per_update_s": "time/per_update_s",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from harness import update_row
 from harness.accounting import Trained, exchange
 from harness.batch import Begin, Events, LiveBatch, start
 from harness.budget import Budget
 from harness.config import ParityConfig
 from harness.flow import LiveFlow
-from harness.objectives import ratios
 from harness.objectives.grpo import Grpo
 from harness.overlap import COLUMNS, overlap_row
 from harness.packing import abreast, pack, task_order
@@ -34,8 +33,7 @@ from harness.protocols import (
 from harness.recorder import Recorder
 from harness.timeline import Timeline, Window
 from harness.timings import History, UpdateTimings
-
-Row = dict[str, Any]
+from harness.update_row import Row
 
 
 class Training:
@@ -263,15 +261,11 @@ class Training:
         self._tokens_before = self.budget.counters.tokens
         stepped_s = max(i.end_s for i in timeline.intervals if i.name == "step")
         tail_s = self.budget.between_s(batch.last_event_s, stepped_s - timeline.origin_s)
-        learner, engine = timeline.resources("learner"), timeline.resources("engine")
         kept = [t for g in batch.groups for t in g.trajectories]
         consumed = [Trained(batch.version, t.version_spans) for t in kept]
-        ages = [pair for t in consumed for pair in t.ages]
-        trained = sum(tokens for _, tokens in ages)
-        self.tokens_trained += trained
         self.trained += consumed
-        rewards = [r for r in (t.verdict_reward for t in kept) if r is not None]
-        degenerate = sum(not g.dropped and self._objective.degenerate(g) for g in batch.groups)
+        content = update_row.content(batch, consumed, self._objective)
+        self.tokens_trained += content["tokens_trained"]
         return {
             "update": self.budget.counters.updates,
             "version": stats.version,
@@ -280,29 +274,10 @@ class Training:
             "per_update_s": self.budget.between_s(batch.started_s, now),
             "rollout_s": batch.last_event_s - batch.began_s,
             "tail_s": tail_s,
-            "learner_busy_s": timeline.busy_s(learner, windows),
-            "engine_busy_s": timeline.busy_s(engine, windows),
-            "idle_learner": timeline.idle_fraction(learner, windows),
-            "idle_engine": timeline.idle_fraction(engine, windows),
-            "sandbox_start_s": _mean([t.sandbox_start_s for t in kept]),
-            "exec_s": _mean([turn.exec_s for t in kept for turn in t.turns]),
-            "verify_s": _mean([t.verify_s for t in kept if t.end == "submit"]),
-            "reward_mean": _mean(rewards),
-            "turns_mean": _mean([float(len(t.turns)) for t in kept]),
-            "groups": " ".join(str(group.group) for group in batch.groups),
-            "groups_degenerate": degenerate,
-            "groups_dropped": sum(g.dropped for g in batch.groups),
-            "trajectories": len(kept),
-            "tokens_trained": trained,
             "tokens_generated": generated,
-            "staleness_mean": sum(a * n for a, n in ages) / max(1, trained),
-            "staleness_max": max((a for a, _ in ages), default=0),
-            "gradient_norm": stats.gradient_norm,
-            "gradient_clipped": int(stats.clipped),
-            "learning_rate": stats.learning_rate,
-            **ratios.columns(stats.ratios),
-            "ledger_buffers_peak": stats.ledger_buffers_peak,
-            "ledger_bytes_peak": stats.ledger_bytes_peak,
+            **update_row.times(timeline, self._timeline, windows),
+            **content,
+            **update_row.step(stats),
             "budget_spent": self.budget.spent,
             "release": self.release,
             "release_why": self.release_why,
@@ -310,7 +285,3 @@ class Training:
             **self._overlap(batch, stats, timeline),
             **{name: getattr(self._figures, name, None) for name in PARITY_COLUMNS},
         }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None

@@ -23,7 +23,8 @@ from harness.protocols import Completion, Generation, Interval, StepStats, Task,
 from harness.replay import Replay, whole_batches
 from harness.snapshots import Snapshots
 from harness.timeline import Timeline
-from harness.training import Row, Training
+from harness.training import Training
+from harness.update_row import Row
 from thundersync.stream import Stream
 
 SCHEDULES = {
