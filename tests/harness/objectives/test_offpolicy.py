@@ -11,7 +11,10 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -264,6 +267,18 @@ def test_the_published_defaults(configure: Configure, correction, expected, leve
     assert row.verdict == "exact"
 
 
+def test_the_documents_keys_and_defaults_are_the_codes():
+    document = (Path(__file__).parents[3] / "docs" / "asynchronous.md").read_text()
+    mentioned = set(re.findall(r"`?schedule\.(\w+)", document))
+    assert mentioned - {f.name for f in fields(ScheduleConfig)} == set()
+    assert {"max_staleness", "partial_rollout", "queue", "stale_groups", "correction"} <= mentioned
+    for name, correction in offpolicy.CORRECTIONS.items():
+        (row,) = re.findall(rf"^\| `{name}`.*$", document, re.MULTILINE)
+        low, high = (cell.strip() for cell in row.split("|")[3:5])
+        assert (float(low) if low else None, float(high)) == (correction.low, correction.high)
+    assert all(f"`{column}`" in document for column in COLUMNS)
+
+
 def test_given_bounds_replace_the_published_ones():
     given = ScheduleConfig(correction="icepop", correction_low=0.9)
     assert offpolicy.importance(given) == ImportanceConfig("mask", "token", 0.9, 5.0)
@@ -339,6 +354,17 @@ def test_weights_from_two_places_are_refused(configure: Configure):
     assert "schedule.correction=tis" in said
     assert "objective.importance.kind=mask sets them too" in said
     offpolicy.check(configure(both | {"schedule.name": "async", "schedule.correction": "none"}))
+
+
+@pytest.mark.parametrize("schedule", ["async", "one_step_off"])
+def test_schedules_on_stale_data_take_every_correction(schedule: str):
+    for correction in ("null", "none"):
+        validate(compose([f"schedule={schedule}", f"schedule.correction={correction}"]))
+    for correction in offpolicy.CORRECTIONS:
+        settings = [f"schedule.correction={correction}", "schedule.correction_level=sequence"]
+        validate(compose([f"schedule={schedule}", *settings]))
+    with pytest.raises(UsageError, match=r"schedule\.correction_low=0\.5: .* does not read it"):
+        validate(compose([f"schedule={schedule}", *settings, "schedule.correction_low=0.5"]))
 
 
 @pytest.mark.parametrize("schedule", ["sync", "stream"])
