@@ -39,6 +39,7 @@ NEVER = float("inf")
 PR_SET_DUMPABLE = 4
 S_IFMT, S_IFREG = 0o170000, 0o100000
 OOM_FILES = ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")
+IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
 BASH_PATHS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 
@@ -77,12 +78,14 @@ def children_cpu_s():
     return used.ru_utime + used.ru_stime
 
 
-def prefer_for_oom_kill():
+def prefer_for_oom_kill(process):
     """Where memory runs out the kernel should take the agent's processes, not PID 1."""
     try:
-        os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"1000")
+        score = os.open("/proc/" + process + "/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"1000")
+        os.close(score)
     except OSError:
-        return  # /proc is read-only: a preference, no limit
+        return  # /proc is read-only, or it has ended: a preference, no limit
 
 
 class Output:
@@ -124,6 +127,8 @@ class Server:
         if "become" in settings:
             self.drop_root(int(settings["become"]))
         self.bash = next((path for path in BASH_PATHS if os.path.exists(path)), "bash")
+        self.environment = dict(os.environb)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
         # The protocol's descriptors leave 0 and 1 and are not inherited by what is started.
         self.requests = os.dup(0)
@@ -269,6 +274,15 @@ class Server:
         except BlockingIOError:
             return b""
 
+    def has_children(self):
+        """Whether anything runs inside: what has lost its parent is this process's child."""
+        self.reap()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
     def reap(self):
         while True:
             try:
@@ -288,16 +302,19 @@ class Server:
         self.shell_status = None
         self.notice = b""
         self.over_memory = False
+        writer = -1
         try:
             self.pipe, writer = os.pipe2(os.O_CLOEXEC)
             fcntl.fcntl(self.pipe, fcntl.F_SETFL, os.O_NONBLOCK)
-            self.shell = os.fork()
+            self.start_shell(command, writer)
         except OSError as error:  # background children use up the process limit: the agent's doing
             text = b"cannot start the command: " + str(error).encode() + b"\n"
+            for end in (self.pipe, writer):
+                if end >= 0:
+                    os.close(end)
+            self.pipe = -1
             self.answer(b"ok", b"126", b"0", b"0", b"", b"0", text, b"")
             return
-        if self.shell == 0:
-            self.become_shell(command, writer)
         os.close(writer)
         if self.memory_bytes or self.pids:
             self.next_watch = started + WATCH_INTERVAL_S
@@ -351,6 +368,27 @@ class Server:
             self.background[self.pipe] = 0.0
             self.pipe = -1
 
+    def start_shell(self, command, writer):
+        if self.memory_bytes or self.max_user_processes or self.has_children():
+            self.shell = os.fork()
+            if self.shell == 0:
+                self.become_shell(command, writer)
+            return
+        # Without limits that must be the child's alone, and without anybody else inside: whoever
+        # stops a spawned child before bash is there stops this process with it. No memory is copied
+        # for it, which is half the cost of a fork.
+        os.chdir(self.workdir)
+        self.shell = os.posix_spawn(
+            self.bash,
+            [b"bash", b"-c", command],
+            self.environment,
+            file_actions=[(os.POSIX_SPAWN_DUP2, self.null, 0)]
+            + [(os.POSIX_SPAWN_DUP2, writer, standard) for standard in (1, 2)],
+            setsid=True,
+            setsigdef=IGNORED_BY_PYTHON,
+        )
+        prefer_for_oom_kill(str(self.shell))
+
     def become_shell(self, command, writer):
         """In the child: never returns."""
         try:
@@ -359,9 +397,8 @@ class Server:
             os.dup2(writer, 1)
             os.dup2(writer, 2)
             _signal.set_wakeup_fd(-1)
-            for ignored_by_python in (_signal.SIGPIPE, _signal.SIGXFSZ):
-                _signal.signal(ignored_by_python, _signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            for number in IGNORED_BY_PYTHON:
+                _signal.signal(number, _signal.SIG_DFL)
             if self.memory_bytes:
                 resource.setrlimit(resource.RLIMIT_DATA, (self.memory_bytes, self.memory_bytes))
             if self.max_user_processes:
@@ -370,7 +407,7 @@ class Server:
             os.close(self.requests)
             os.close(self.answers)
             prctl(PR_SET_DUMPABLE, 1)  # /proc/self is root's otherwise
-            prefer_for_oom_kill()
+            prefer_for_oom_kill("self")
             os.chdir(self.workdir)
             os.execve(self.bash, ["bash", "-c", command], os.environ)
         except OSError as error:

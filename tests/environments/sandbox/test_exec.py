@@ -111,6 +111,43 @@ if os.fork() == 0 and os.setsid() and os.fork() == 0: time.sleep(1000)' &
     backend.run(body)
 
 
+def test_who_stops_every_new_process_stops_commands_and_not_their_server(backend):
+    """A background process that waits for the next ids: its own doing, within the time limit."""
+    stopper = """
+        cat > stopper.py <<'END'
+import os, time
+own = os.getpid()
+time.sleep(0.5)  # whoever starts it shall end first
+while True:
+    with open("/proc/loadavg") as file:
+        last = int(file.read().split()[4])
+    for pid in range(last - 2, last + 4):
+        if pid not in (1, own):
+            try:
+                os.kill(pid, 19)
+            except OSError:
+                pass
+END
+        setsid python3 stopper.py > /dev/null 2>&1 &
+    """
+
+    async def body(sandbox):
+        stopped = 0
+        for _ in range(4):
+            await sandbox.exec(stopper, timeout_s=20)
+            await asyncio.sleep(0.8)
+            began_s = time.monotonic()
+            result = await sandbox.exec("echo on", timeout_s=1.0)
+            assert time.monotonic() - began_s < 10
+            assert result.timed_out or result.output == "on\n", result
+            stopped += result.timed_out
+            await sandbox.end_processes()
+            assert (await sandbox.exec("echo on", timeout_s=20)).output == "on\n"
+        assert stopped
+
+    backend.run(body)
+
+
 @pytest.mark.parametrize("count", [0, 1, 100, 101, 100_000])
 def test_short_and_long_output_is_counted_exactly(backend, count):
     async def body(sandbox):
