@@ -33,7 +33,9 @@ def test_the_summary_fits_the_schema_and_the_closing_line(job):
     assert summary["updates"] == 2
     assert summary["sandboxes"]["leaked"] == 0
     assert summary["sandboxes"]["created"] == summary["sandboxes"]["removed"] > 24
-    assert summary["staleness"] == {"mean": 0.0, "max": 0}
+    assert summary["staleness"] == {
+        "mean": 0.0, "max": 0, "violations": {"bound": 0, "tokens": 0, "trajectories": 0},
+    }  # fmt: skip
     assert summary["sandbox"] == "bubblewrap"
     assert job.stderr.splitlines()[0].startswith("sandbox: bubblewrap")
 
