@@ -47,7 +47,7 @@ class Snapshots:
     def offer(self, budget: Budget, path: str, version: int) -> None:
         """Weights have been published: keep them where the budget has passed a mark."""
         spent = budget.spent
-        # Divided, as the marks were written: 0.7 x 10 is more than 7.
+        # Divided, as the marks were written: 0.55 x 100 is more than 55.
         passed = [mark for mark in self._ahead if spent / budget.limit >= mark]
         if not passed:
             return

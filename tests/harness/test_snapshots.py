@@ -84,9 +84,9 @@ def test_without_any_update_every_mark_has_the_first_weights(tmp_path: Path):
     assert points(found) == [(0.5, 0, 0, "final"), (0.6, 0, 0, "final")]
 
 
-@pytest.mark.parametrize(("mark", "limit", "spent"), [(0.7, 10, 7), (0.29, 100, 29), (0.1, 3, 1)])
+@pytest.mark.parametrize(("mark", "limit", "spent"), [(0.55, 100, 55), (0.07, 100, 7), (0.1, 3, 1)])
 def test_a_mark_is_passed_when_its_fraction_is_spent_to_the_bit(tmp_path, mark, limit, spent):
-    """0.7 x 10 is 7.000000000000001 and 0.29 x 100 is 28.999999999999996."""
+    """0.55 x 100 is 55.00000000000001 and 0.07 x 100 is 7.000000000000001."""
     found, _ = curve(tmp_path, [mark], [spent - 1, spent, limit], limit=limit)
     assert points(found)[0][1] == spent
 
