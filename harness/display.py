@@ -179,6 +179,11 @@ def _staleness(summary: Mapping[str, Any]) -> str | None:
     )
 
 
+def _stale(discarded: Mapping[str, Mapping[str, int]]) -> str | None:
+    """By difficulty: dropping starves slow tasks."""
+    return _counts(discarded["stale"]) if "stale" in discarded else None
+
+
 def parity_line(parity: Mapping[str, Any] | None) -> str | None:
     """The `parity` part of a summary in words; None for a run that checks nothing."""
     if parity is None:
@@ -221,6 +226,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         ("overlap", _overlap(summary)),
         ("parity", parity_line(summary["parity"])),
         ("trajectories", f"{summary['trajectories']}, lost {summary['trajectories_lost']}"),
+        ("groups too stale to train on", _stale(summary["groups_discarded"])),
         ("sandboxes", f"{summary['sandbox']}: {boxes['created']} created, {boxes['removed']} "
          f"removed, {boxes['leaked']} leaked"),
         ("infrastructure errors", _counts(errors)),

@@ -118,6 +118,11 @@ def _check(configs: Mapping[str, Config]) -> None:
                 f"parity.every={config.parity.every}: harness.paired checks no parity; leave it "
                 "out, python -m harness.run replay=... takes it"
             )
+        if config.schedule.name in ("one_step_off", "async"):
+            raise UsageError(
+                f"schedule={config.schedule.name}: harness.paired plays one update at a time, and "
+                "this schedule overlaps them; python -m harness.run -m schedule=... compares it"
+            )
         if config.replay is None:
             raise UsageError("replay=null: give a run's trajectories.jsonl to play back")
     for letter, config in others:

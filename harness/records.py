@@ -129,6 +129,7 @@ def blank_summary(config: Config) -> dict[str, Any]:
         "updates": 0,
         "trajectories": 0,
         "trajectories_lost": 0,
+        "groups_discarded": {},
         "tokens_generated": 0,
         "tokens_trained": 0,
         "time": dict.fromkeys(times),

@@ -144,6 +144,7 @@ def _add_training(
     summary["updates"] = counters.updates
     summary["trajectories"] = counters.trajectories
     summary["trajectories_lost"] = training.recorder.lost
+    summary["groups_discarded"] = {k: dict(v) for k, v in training.recorder.discarded.items()}
     summary["tokens_generated"] = counters.tokens
     summary["tokens_trained"] = training.tokens_trained
     summary["time"] |= {name: _mean(rows, name) for name in _MEANS} | {
