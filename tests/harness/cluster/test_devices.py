@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from typing import Any
 
 import pytest
 
+from harness import parts
 from harness.budget import Budget
 from harness.clock import WallClock
 from harness.cluster.devices import Devices, devices
 from harness.cluster.pinning import cores
 from harness.composition import compose
+from harness.engines import client as engines
 from harness.manifest import manifest
 from harness.protocols import UsageError
 from harness.validation import validate
@@ -76,11 +80,7 @@ def test_unequal_numbers_of_the_same_devices_are_refused():
 
 @pytest.mark.parametrize("schedule", ["stream", "one_step_off", "async"])
 def test_a_schedule_that_overlaps_cannot_be_colocated(schedule):
-    config = compose(["schedule=stream", "schedule.placement=colocated"])
-    config.schedule.name = schedule
-    with pytest.raises(UsageError) as raised:
-        validate(config)
-    assert str(raised.value) == (
+    assert refused(f"schedule={schedule}", "schedule.placement=colocated") == (
         f"schedule.placement=colocated: under schedule={schedule} engine and learner work at the "
         "same time by design, so they cannot take turns on the same devices; take schedule=sync, "
         "or schedule.placement=disaggregated"
@@ -97,3 +97,31 @@ def test_a_schedule_that_overlaps_cannot_be_colocated(schedule):
 )  # fmt: skip
 def test_what_would_run_both_at_once_or_apart_is_refused(overrides, reason):
     assert reason in refused(*COLOCATED, *overrides)
+
+
+def test_each_process_has_every_thread_and_core(monkeypatch, tmp_path):
+    """Side by side a device would be one's or the other's; in turns both are given all of them."""
+    made = {}
+
+    def client(name: str) -> type:
+        class Recorded:
+            def __init__(self, *unused: Any, threads: int, affinity: Any, **also: Any) -> None:
+                made[name] = threads, affinity
+
+            async def start(self) -> None: ...
+            async def close(self) -> None: ...
+
+        return Recorded
+
+    async def body() -> None:
+        config = compose(
+            [*COLOCATED, *TWO, "cluster.pin_cores=true", "env=terminal_bench", "replay=recording"]
+        )
+        async with parts.open_parts(config, "test", tmp_path, say=print):
+            pass
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 3, 5})
+    monkeypatch.setattr(engines, "TorchEngineClient", client("engine"))
+    monkeypatch.setattr(parts, "TorchLearnerClient", client("learner"))
+    asyncio.run(body())
+    assert made == {"engine": (2, [3, 5]), "learner": (2, [3, 5])}
