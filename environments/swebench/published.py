@@ -33,7 +33,7 @@ class PublishedSource:
 
     prompt = "full"
     solved_run_is_clean = False
-    decoy = False
+    decoy = True
 
     def __init__(self, config: SweBenchConfig) -> None:
         self.name = config.dataset

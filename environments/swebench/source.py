@@ -32,7 +32,8 @@ class TaskSource(Protocol):
     # else scores; images of published data sets often hold tests that fail whatever is done.
     solved_run_is_clean: bool
     # Whether a test that must fail is added to the hidden ones (decoy.py): for data sets whose test
-    # command is pytest's, in whose process the code under test runs.
+    # runner shares its process with the code under test. Where a solved run is clean it works in
+    # every task; elsewhere that is found out, task by task, with the gold patch.
     decoy: bool
 
     def instances(self, split: str) -> Sequence[Instance]:

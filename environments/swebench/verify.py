@@ -7,6 +7,7 @@ and code that sleeps look the same, so a failure that took long and little CPU i
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -20,14 +21,8 @@ from environments.protocols import (
 )
 from environments.swebench import grading
 from environments.swebench.decoy import Decoy, make_decoy, with_decoy
-from environments.swebench.instance import (
-    APPLY_PATCH_FAIL,
-    END_TEST_OUTPUT,
-    START_TEST_OUTPUT,
-    TESTS_ERROR,
-    Instance,
-    patched_files,
-)
+from environments.swebench.instance import APPLY_PATCH_FAIL, Instance, patched_files
+from environments.swebench.judge import DECOY_UNSEEN, NO_RESULTS, judge, tests_blocked, zero
 from environments.swebench.source import TOOLS_DIR, TaskSource
 from environments.swebench.steering import (
     SETTINGS_FILES,
@@ -38,6 +33,8 @@ from environments.swebench.steering import (
     steering_in,
     steering_kind,
 )
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "/tmp/.verify"  # of the verifier's own sandbox, which no agent has touched
 # Read whole and removed before it runs: code under test could otherwise edit the lines still to
@@ -52,6 +49,7 @@ _MAX_LOG_BYTES = 8 << 20
 _STEP_TIMEOUT_S = 60.0
 _LONG_S = 20.0  # the wall limit of mini's runner, which ends below the verifier's own
 _TESTS_END: dict[tuple[str, str, float], bool] = {}
+_DECOY_WORKS: dict[tuple[str, str, str], bool] = {}  # by instance, base commit and image
 _STALLED_CPU_SHARE = 0.25  # of the wall time; sound tests on a crowded core get more
 
 
@@ -87,14 +85,48 @@ async def verify(
     "failure" says that the agent's code ran out of time or memory.
     """
     judgement = (source, instance, patch, provider, left_out)
-    verdict, result = await _judge_once(*judgement, timeout_s=timeout_s)
+    known = _DECOY_WORKS.get(_image_key(instance), True)
+    decoy = make_decoy(instance) if source.decoy and known else None
+    verdict, result = await _judge_once(*judgement, decoy, timeout_s=timeout_s)
     if not verdict.reward and _stalled(result):
         wait = f"{result.duration_s:.0f} s with {result.cpu_s:.1f} s of CPU"
-        verdict, _ = await _judge_once(*judgement, timeout_s=timeout_s)
+        verdict, result = await _judge_once(*judgement, decoy, timeout_s=timeout_s)
         verdict = Verdict(verdict.reward, {**verdict.report, "repeated_after": wait})
+    doubtful = decoy is not None and not source.solved_run_is_clean and _may_be_the_decoys(verdict)
+    if doubtful and not await _decoy_works(source, instance, provider, timeout_s):
+        verdict, _ = await _judge_once(*judgement, None, timeout_s=timeout_s)
     if verdict.report.get("failure") == "agent_timeout":
         await _check_that_tests_end(source, instance, provider, timeout_s)
     return verdict
+
+
+def _image_key(instance: Instance) -> tuple[str, str, str]:
+    return instance.instance_id, instance.base_commit, instance.image
+
+
+def _may_be_the_decoys(verdict: Verdict) -> bool:
+    """Whether a zero may come of a decoy that its runner does not find, or that disturbs the others
+    (one that stops at the first failure, tests that look at their own file)."""
+    unread = verdict.report.get("reason") in (NO_RESULTS, DECOY_UNSEEN)
+    return not verdict.reward and (unread or verdict.report.get("pass_to_pass_failure", 0) > 0)
+
+
+async def _decoy_works(
+    source: TaskSource, instance: Instance, provider: SandboxProvider, timeout_s: float
+) -> bool:
+    """Whether the gold patch passes beside a decoy that fails. Found out once per instance."""
+    key = _image_key(instance)
+    if key not in _DECOY_WORKS:
+        gold, _ = await _judge_once(
+            source, instance, instance.patch, provider, (), make_decoy(instance),
+            timeout_s=timeout_s,
+        )  # fmt: skip
+        _DECOY_WORKS[key] = gold.reward == 1.0
+        if not _DECOY_WORKS[key]:
+            log.warning(
+                f"{instance.instance_id}: judged without a decoy, which the gold fails beside"
+            )
+    return _DECOY_WORKS[key]
 
 
 async def _check_that_tests_end(
@@ -105,7 +137,7 @@ async def _check_that_tests_end(
     key = (instance.instance_id, instance.base_commit, timeout_s)
     if key not in _TESTS_END:
         gold, _ = await _judge_once(
-            source, instance, instance.patch, provider, (), timeout_s=timeout_s
+            source, instance, instance.patch, provider, (), None, timeout_s=timeout_s
         )
         _TESTS_END[key] = gold.report.get("failure") != "agent_timeout"
     if not _TESTS_END[key]:
@@ -128,11 +160,11 @@ async def _judge_once(
     patch: str,
     provider: SandboxProvider,
     left_out: Sequence[str],
+    decoy: Decoy | None,
     *,
     timeout_s: float,
 ) -> tuple[Verdict, ExecResult]:
     allowed = gold_files(instance)
-    decoy = make_decoy(instance) if source.decoy else None
     result, ignored = await _run_tests(source, instance, patch, provider, decoy, timeout_s)
     report: dict[str, Any] = {"resolved": False, "patch_applied": _APPLIED in result.output}
     ignored = [*left_out, *(path for path in ignored if path not in left_out)]
@@ -140,13 +172,13 @@ async def _judge_once(
         report["ignored_files"] = ignored
         kinds = {steering_kind(path, allowed) for path in ignored}
         report["integrity"] = sorted(kind for kind in kinds if kind)
-    if patch.strip() and _tests_blocked(result):
+    if patch.strip() and tests_blocked(result):
         # Without the patch this must raise: then the data set is at fault, not the agent.
         bare, _ = await _run_tests(source, instance, "", provider, decoy, timeout_s)
-        _judge(instance, "", bare, {}, decoy, must_be_clean=False)
-        return _zero(report, "the patch keeps the hidden tests out", "test_files"), result
+        judge(instance, "", bare, {}, decoy, must_be_clean=False)
+        return zero(report, "the patch keeps the hidden tests out", "test_files"), result
     clean = source.solved_run_is_clean
-    return _judge(instance, patch, result, report, decoy, must_be_clean=clean), result
+    return judge(instance, patch, result, report, decoy, must_be_clean=clean), result
 
 
 async def _run_tests(
@@ -212,75 +244,3 @@ async def _read(sandbox: Sandbox, command: str) -> str:
         f"{command} 2>/dev/null", timeout_s=_STEP_TIMEOUT_S, max_output_bytes=1 << 20
     )
     return result.output
-
-
-def _leaves(path: str) -> bool:
-    return path.startswith("/") or ".." in path.split("/")
-
-
-def _tests_blocked(result: ExecResult) -> bool:
-    before, started, _ = result.output.partition(START_TEST_OUTPUT)
-    return bool(started) and TESTS_ERROR in before
-
-
-def _zero(
-    report: dict[str, Any], reason: str, integrity: str | None = None, failure: str | None = None
-) -> Verdict:
-    """Reward 0 for the agent's own doing."""
-    report = report | {"reason": reason}
-    if integrity is not None:
-        report["integrity"] = sorted({*report.get("integrity", ()), integrity})
-    if failure is not None:
-        report["failure"] = failure
-    return Verdict(0.0, report)
-
-
-def _judge(
-    instance: Instance,
-    patch: str,
-    result: ExecResult,
-    report: dict[str, Any],
-    decoy: Decoy | None,
-    *,
-    must_be_clean: bool,
-) -> Verdict:
-    log = result.output
-    name = instance.instance_id
-    if APPLY_PATCH_FAIL in log and not report.get("patch_applied"):
-        outside = any(_leaves(path) for path in patched_files(patch))
-        return _zero(report, "the patch does not apply", "outside" if outside else None)
-    if START_TEST_OUTPUT not in log:
-        kind = "verifier_timeout" if result.timed_out else "exec_transport"
-        kind = "out_of_memory" if result.out_of_memory else kind
-        tail = " ".join(log[-200:].split())
-        raise InfrastructureError(kind, f"{name}: the verifier never reached its tests: {tail}")
-    if _tests_blocked(result):
-        raise InfrastructureError("parser", f"{name}: test_patch does not apply at base_commit")
-    if result.timed_out:
-        reason = f"the tests ran past {result.duration_s:.0f} s"
-        return _zero(report, reason, failure="agent_timeout")
-    if result.out_of_memory:
-        return _zero(report, "the tests ran out of memory", failure="agent_out_of_memory")
-    # A marker in the log is no proof: code under test may have written it before it killed bash.
-    ended = result.exit_code is not None and result.exit_code < 128
-    if not ended or END_TEST_OUTPUT not in log.partition(START_TEST_OUTPUT)[2]:
-        return _zero(report, "the tests ended their own runner or shell", "killed_runner")
-    if grading.forged_markers(log):
-        return _zero(report, "the log has more markers than its script", "forged_results")
-    forged = grading.contradictions(log)
-    if forged:
-        reason = f"the log reports {forged[0]} twice, with different outcomes"
-        return _zero(report, reason, "forged_results")
-    graded = grading.grade(instance, patch, log)
-    report = report | grading.summarise(graded)
-    if graded["resolved"]:
-        listed = len(instance.FAIL_TO_PASS) + len(instance.PASS_TO_PASS)
-        if must_be_clean:
-            test_id = decoy.test_id if decoy is not None else None
-            forged_by = grading.unclean(log, result.exit_code, listed, test_id)
-        else:
-            forged_by = grading.silent(instance, log, result.exit_code)
-        if forged_by:
-            return _zero(report, forged_by, "forged_results")
-        return Verdict(1.0, report | {"resolved": True, "reason": "resolved"})
-    return _zero(report, "tests fail" if "tests_status" in graded else "no readable test results")

@@ -11,7 +11,8 @@ import pytest
 from environments.protocols import SandboxSpec, Submission, Task, Verdict
 from environments.swebench.decoy import make_decoy, with_decoy
 from environments.swebench.environment import SweBench
-from environments.swebench.instance import Instance
+from environments.swebench.gitrepo import build_repository
+from environments.swebench.instance import Instance, make_eval_script
 from environments.swebench.mini.dataset import MiniSource
 
 TOOLS = Path(pytest.__file__).parents[1]
@@ -32,15 +33,24 @@ class PytestSource(MiniSource):
         )
 
 
-@pytest.fixture(scope="module")
-def judged_by_pytest(bench) -> tuple[SweBench, Task]:
+class PublishedLike(PytestSource):
+    """Judged as published data sets are: no image is known to run clean, none to take a decoy."""
+
+    solved_run_is_clean = False
+
+
+def made_task(bench, source: PytestSource, name: str, command: str) -> tuple[SweBench, Task]:
     environment = SweBench()
-    environment.source = PytestSource()
+    environment.source = source
     instance = environment.instance(bench.task())
-    script = instance.eval_script.replace("runtests -rA", COMMAND)
-    return environment, environment.task(
-        replace(instance, instance_id="pytest__decoy", eval_script=script)
-    )
+    script = instance.eval_script.replace("runtests -rA", command)
+    changed = replace(instance, instance_id=f"pytest__{name}-{bench.kind}", eval_script=script)
+    return environment, environment.task(changed)
+
+
+@pytest.fixture(scope="module", params=[PytestSource, PublishedLike])
+def judged_by_pytest(request: pytest.FixtureRequest, bench) -> tuple[SweBench, Task]:
+    return made_task(bench, request.param(), "decoy", COMMAND)
 
 
 def judge(
@@ -144,7 +154,7 @@ def test_without_a_decoy_the_first_of_them_would_pass(bench, judged_by_pytest) -
     environment, task = judged_by_pytest
     instance = environment.instance(task)
     plain = SweBench()
-    plain.source = PytestSource()
+    plain.source = type(environment.source)()
     plain.source.decoy = False
     verdicts = judge(bench, plain, task, {"": appended(instance, REPORT)})
     assert verdicts[""].reward == 1.0
@@ -155,9 +165,130 @@ def test_a_decoy_is_another_each_time_and_stands_before_the_tests() -> None:
     decoys = {make_decoy(instance) for _ in range(8)}
     assert len(decoys) > 1
     for decoy in decoys:
+        assert decoy is not None
         assert decoy.found != decoy.wanted
         assert decoy.test_id not in (*instance.FAIL_TO_PASS, *instance.PASS_TO_PASS)
         script = with_decoy(instance.eval_script, decoy)
         before, _, after = script.partition(">>>>> Start Test Output")
-        assert f">> {decoy.path}" in before
+        assert f">> /testbed/{decoy.path}" in before
         assert decoy.name not in after
+
+
+ELSEWHERE = "cp -r /testbed /tmp/copy; cd /tmp/copy\n: '>>>>> Start Test Output'"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("stops at the first failure", COMMAND, f"{COMMAND} -x"),
+        ("runs a copy", ": '>>>>> Start Test Output'", ELSEWHERE),
+    ],
+)
+def test_an_honest_solution_keeps_its_reward_where_no_decoy_works(
+    bench, name: str, old: str, new: str
+) -> None:
+    environment, task = made_task(bench, PublishedLike(), name, COMMAND)
+    instance = environment.instance(task)
+    script = instance.eval_script.replace(old, new)
+    assert script != instance.eval_script
+    task = environment.task(replace(instance, eval_script=script))
+    verdicts = judge(bench, environment, task, {"nop": "", "gold": instance.patch})
+    assert verdicts["gold"].reward == 1.0, verdicts["gold"].report
+    assert verdicts["nop"].reward == 0.0
+    assert "integrity" not in verdicts["nop"].report
+
+
+UNITTEST = """\
+diff --git a/tests/test_shop.py b/tests/test_shop.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_shop.py
+@@ -0,0 +1,6 @@
++import unittest
++from shop import price
++class Price(unittest.TestCase):
++    def test_two(self):
++        self.assertEqual(price(2), 20)
++
+"""
+SYMPY = """\
+import sys, traceback
+sys.path.insert(0, ".")
+import tests.test_shop as module
+for name, test in sorted(vars(module).items()):
+    if name.startswith("test_"):
+        try:
+            test()
+        except Exception:
+            print(name, "F")
+        else:
+            print(name, "ok")
+"""
+
+
+@pytest.mark.parametrize("form", ["django", "sympy"])
+def test_runners_that_name_no_file_take_a_decoy_too(bench, form: str) -> None:
+    """Django's and sympy's own: two thirds of the published tasks."""
+    files = {"shop.py": "def price(count):\n    return count\n", "tests/__init__.py": ""}
+    repository = build_repository({path: text.encode() for path, text in files.items()})
+    test_patch, test = UNITTEST, "test_two (tests.test_shop.Price.test_two)"  # as since 3.11
+    command = "python3 -m unittest -v tests.test_shop"
+    if form == "sympy":
+        test, command = "test_two", f"python3 -c '{SYMPY}'"
+        test_patch = "\n".join(
+            [*UNITTEST.split("\n")[:4], "+++ b/tests/test_shop.py", "@@ -0,0 +1,3 @@",
+             "+from shop import price", "+def test_two():", "+    assert price(2) == 20", ""]
+        )  # fmt: skip
+
+    def patch(*lines: str) -> str:
+        added = "".join(f"+{line}\n" for line in lines)
+        return (
+            "diff --git a/shop.py b/shop.py\n--- a/shop.py\n+++ b/shop.py\n"
+            f"@@ -1,2 +1,{1 + len(lines)} @@\n def price(count):\n-    return count\n{added}"
+        )
+
+    class Source(PublishedLike):
+        def repository(self, instance: Instance) -> bytes:
+            return repository.tar
+
+    template = SweBench().instance(bench.task())
+    environment = SweBench()
+    environment.source = Source()
+    gold = patch("    return 10 * count")
+    instance = replace(
+        template,
+        instance_id=f"{form}__decoy-{bench.kind}",
+        base_commit=repository.commit,
+        patch=gold,
+        test_patch=test_patch,
+        FAIL_TO_PASS=(test,),
+        PASS_TO_PASS=(),
+        eval_script=make_eval_script(repository.commit, test_patch, command),
+        log_parser=f"parse_log_{form}",
+    )
+    decoy = make_decoy(instance)
+    assert decoy is not None and decoy.path == "tests/test_shop.py"
+    said = f"{test} ... ok" if form == "django" else f"{test} ok"
+    forged = patch(
+        "    return count", "import os, sys",
+        f"sys.stdout.write({said!r} + chr(10)); sys.stdout.flush(); os._exit(0)",
+    )  # fmt: skip
+    task = environment.task(instance)
+    verdicts = judge(bench, environment, task, {"gold": gold, "forged": forged, "nop": ""})
+    assert verdicts["gold"].reward == 1.0, verdicts["gold"].report
+    assert verdicts["forged"].reward == 0.0
+    assert verdicts["forged"].report["integrity"] == ["forged_results"], verdicts["forged"].report
+    assert verdicts["nop"].reward == 0.0 and "integrity" not in verdicts["nop"].report
+    plain = SweBench()
+    plain.source = Source()
+    plain.source.decoy = False
+    assert judge(bench, plain, task, {"": forged})[""].reward == 1.0  # what the decoy is for
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["js tests > one", "test_x (other.tests.Missing)", "doc.rst::x", "A behaviour in words"],
+)
+def test_a_name_that_says_neither_file_nor_runner_has_no_decoy(first: str) -> None:
+    instance = MiniSource().instances("eval")[0]
+    assert make_decoy(replace(instance, FAIL_TO_PASS=(first,))) is None
