@@ -36,8 +36,22 @@ def free_folder(path: str) -> str:
     raise UsageError(f"hydra.run.dir={path}: ten thousand runs have taken this name already")
 
 
+def by_schedule(name: str, values: DictConfig, *default: Any) -> Any:
+    """A setting that each schedule has its own value of. Raises UsageError for a schedule that has
+    none."""
+    if name in values:
+        return values[name]
+    if not default:
+        raise UsageError(
+            f"schedule={name}: this experiment has settings for {', '.join(map(str, values))} "
+            "alone; take one of them"
+        )
+    return default[0]
+
+
 # At import: a sweep's worker processes import this module before they read the config.
 OmegaConf.register_new_resolver("free_folder", free_folder, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("by_schedule", by_schedule, replace=True)
 
 
 def register() -> None:
@@ -107,6 +121,7 @@ def explain(error: Exception) -> str:
     )
     if unknown:
         return _unknown_key(unknown.group(2))
+    text = text.replace("UsageError raised while resolving interpolation: ", "")
     lines = dict.fromkeys(line.strip() for line in text.splitlines())
     noise = ("full_key:", "object_type=", "reference_type=", "See https")
     return "; ".join(line for line in lines if line and not line.startswith(noise))

@@ -3,8 +3,9 @@
     python -m results.sweep multirun/DATE/TIME
 
 Means over seeds with the standard error of the mean; runs that did not finish are named and left
-out. The last column is the ratio of sync's update time to the schedule's on the same seed
-(geometric mean, smallest and largest), where the sweep has both.
+out. The last column is the ratio of sync's update time to the schedule's on the same seed and
+budget (geometric mean, smallest and largest), where the sweep has both. Under the table: how large
+a difference in solve rate would have to be to mean anything.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Any
 
 HEADER = (
-    "schedule", "seeds", "solve rate before", "after", "rise, points", "update, s", "tail, s",
-    "learner idle", "engine idle", "sync / schedule",
+    "schedule", "budget", "seeds", "updates", "solve rate before", "after", "rise, points",
+    "update, s", "tail, s", "learner idle", "engine idle", "devices idle", "staleness (max)",
+    "sync / schedule",
 )  # fmt: skip
 
 
@@ -44,41 +46,90 @@ def load(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def spread(values: Sequence[float], form: str) -> str:
     """Mean and standard error of the mean; the value alone where there is one."""
+    if not values:
+        return "-"
     mean = form.format(fmean(values))
     if len(values) < 2:
         return mean
     return f"{mean} ± {form.format(stdev(values) / math.sqrt(len(values)))}"
 
 
+def name(summary: dict[str, Any]) -> str:
+    """What is averaged over seeds alone: two settings of one schedule are two schedules."""
+    found = summary["schedule"]
+    if found == "stream":
+        found += f", release={summary['release']}"
+    if summary.get("placement") == "colocated":
+        found += ", colocated"
+    if found == "async":
+        found += f", max_staleness={summary['staleness']['violations']['bound']}"
+    return found
+
+
 def rows(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The table's rows, sync first."""
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    """The table's rows, by budget, sync first."""
+    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = defaultdict(list)
     for s in summaries:
-        rung = f", release={s['release']}" if s["schedule"] == "stream" else ""
-        shared = ", colocated" if s.get("placement") == "colocated" else ""
-        groups[f"{s['schedule']}{rung}{shared}"].append(s)
-    sync = {s["seed"]: s["time"]["per_update_s"] for s in groups.get("sync", [])}
+        groups[s["budget"]["kind"], s["budget"]["limit"], name(s)].append(s)
     table = []
-    for name in sorted(groups, key=lambda n: (n != "sync", n)):
-        runs = groups[name]
-        before = [r["accuracy"]["initial"] * 100 for r in runs]
-        after = [r["accuracy"]["final"] * 100 for r in runs]
+    for kind, limit, what in sorted(groups, key=lambda key: (*key[:2], key[2] != "sync", key[2])):
+        runs = groups[kind, limit, what]
+        sync = {s["seed"]: s["time"]["per_update_s"] for s in groups.get((kind, limit, "sync"), [])}
         ratios = [sync[r["seed"]] / r["time"]["per_update_s"] for r in runs if r["seed"] in sync]
+        before = percents([r["accuracy"]["initial"] for r in runs])
+        after = percents([r["accuracy"]["final"] for r in runs])
+        rises = [a - b for a, b in zip(after, before, strict=True)] if before and after else []
+        oldest = max(r["staleness"]["max"] or 0 for r in runs)
         table.append(
             (
-                name,
+                what,
+                f"{limit:g} {kind}",
                 str(len(runs)),
+                spread([r["updates"] for r in runs], "{:.1f}"),
                 spread(before, "{:.1f} %"),
                 spread(after, "{:.1f} %"),
-                spread([a - b for a, b in zip(after, before, strict=True)], "{:.1f}"),
+                spread(rises, "{:.1f}"),
                 spread([r["time"]["per_update_s"] for r in runs], "{:.2f}"),
                 spread([r["time"]["tail_s"] for r in runs], "{:.2f}"),
-                spread([r["idle"]["learner"] * 100 for r in runs], "{:.0f} %"),
-                spread([r["idle"]["engine"] * 100 for r in runs], "{:.0f} %"),
-                ratio(ratios) if name != "sync" else "1",
+                *(
+                    spread(percents([r["idle"].get(of) for r in runs]), "{:.0f} %")
+                    for of in ("learner", "engine", "devices")
+                ),
+                f"{spread([r['staleness']['mean'] for r in runs], '{:.2f}')} ({oldest})",
+                ratio(ratios) if what != "sync" else "1",
             )
         )
     return table
+
+
+def percents(fractions: Sequence[float | None]) -> list[float]:
+    """Nothing where one of them is not known."""
+    known = [f * 100 for f in fractions if f is not None]
+    return known if len(known) == len(fractions) else []
+
+
+def resolution(summaries: Sequence[dict[str, Any]]) -> str | None:
+    """The smallest difference in solve rate that the seeds could tell from noise: two-sided 95 %,
+    Student's t on the spread between seeds, pooled over the rows. None where nothing repeats."""
+    from scipy.stats import t
+
+    groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for s in summaries:
+        if s["accuracy"]["final"] is not None:
+            key = s["budget"]["kind"], s["budget"]["limit"], name(s)
+            groups[key].append(s["accuracy"]["final"] * 100)
+    repeated = [g for g in groups.values() if len(g) > 1]
+    if len(repeated) < 2:
+        return None
+    freedom = sum(len(g) - 1 for g in repeated)
+    pooled = sum(variance(g) * (len(g) - 1) for g in repeated) / freedom
+    seeds = min(map(len, repeated))
+    points = float(t.ppf(0.975, freedom)) * math.sqrt(2 * pooled / seeds)
+    return (
+        f"With {seeds} seeds a difference of less than {points:.1f} points between two solve rates "
+        "is noise (95 %, Student's t on the spread between seeds): the table compares times, idle "
+        "time and staleness."
+    )
 
 
 def ratio(values: Sequence[float]) -> str:
@@ -93,7 +144,9 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
     lines = [HEADER, ("---",) * len(HEADER), *rows(summaries)]
     keys = ("env", "dataset", "policy", "engine", "sandbox", "clock", "hardware")
     ran = sorted({", ".join(f"{k}={s[k]}" for k in keys) for s in summaries})
-    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", *ran])
+    noise = resolution(summaries)
+    said = [noise, ""] if noise is not None else []
+    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", *said, *ran])
 
 
 def main() -> int:

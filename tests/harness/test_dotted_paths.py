@@ -11,6 +11,8 @@ from harness.cluster.worker import load
 
 _ROOT = Path(__file__).parents[2]
 _ALLOWED = {
+    "baselines.asynchronous:Asynchronous",
+    "baselines.one_step_off:OneStepOff",
     "baselines.sync:Sync",
     "configs.schemas:register",
     "environments.swebench.environment:SweBench",

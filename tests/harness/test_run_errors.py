@@ -32,7 +32,8 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("+foo=3", ("foo: no such key",)),
         ("env.split_name=x", ("env.split_name: no such key",)),
         ("env=swebnch", ("env=swebnch", "there is: swebench")),
-        ("schedule=async", ("schedule=async", "there is: stream, sync")),
+        ("schedule=asink", ("schedule=asink", "there is: async, one_step_off, stream, sync")),
+        ("experiment=compare_small schedule=one_step_off", ("has settings for sync, async, str",)),
         ("rollout.group_size=many", ("rollout.group_size=many", "Integer")),
         ("rollout.group_size=1", ("rollout.group_size=1", "groups of 2 or more")),
         ("policy.path=/no/such/policy", ("policy.path=/no/such/policy", "no such file")),
@@ -43,7 +44,7 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_mistake_is_one_line_and_exit_code_2(
     argument: str, expected: tuple[str, ...], tmp_path: Path
 ) -> None:
-    ended = _run(tmp_path, argument)
+    ended = _run(tmp_path, *argument.split())
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1
@@ -76,14 +77,14 @@ def test_an_answer_costs_less_than_two_seconds(argument: str, code: int, tmp_pat
 def test_a_sweep_with_a_misspelt_option_starts_no_job(tmp_path: Path) -> None:
     ended = _run(tmp_path, "-m", "schedule=sync,asinc", "tracking=none")
     assert ended.returncode == 2
-    assert "schedule=asinc: no such option; there is: stream, sync" in ended.stderr
+    assert "schedule=asinc: no such option; there is: async, one_step_off, stream, sync" in ended.stderr
     assert not list(tmp_path.rglob("summary.json"))
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("schedule.release=turn", "schedule.release=turn: not available; there is: batch, group"),
+        ("schedule.release=turn", "schedule.release=turn: not available; there is: null, batch"),
         ("schedule.learning_rate=-1", "schedule.learning_rate=-1.0: out of range"),
         ("learner.beta1=1.5", "at least 0 and at most 1"),
         ("budget.limit=0", "budget.limit=0.0: out of range; it must be above 0"),

@@ -21,6 +21,9 @@ from environments.swebench.source import TOOLS_DIR, BundledSource
 IMAGE = "thundersync/mini:1"
 DATA_FILE = "mini.jsonl.gz"
 SPLITS = ("train", "eval")
+# The training split once more in two parts, to choose settings on: what eval is for measures them.
+PARTS = ("fit", "tune")
+TUNE = 64
 RUNNER = Path(__file__).with_name("runner.py")
 
 
@@ -105,7 +108,7 @@ class MiniSource(BundledSource):
     """The bundled data set. Its repositories are built in memory, once per instance."""
 
     name = "mini"
-    splits: Sequence[str] = SPLITS
+    splits: Sequence[str] = (*SPLITS, *PARTS)
     prompt = "short"
     solved_run_is_clean = True
 
@@ -115,8 +118,8 @@ class MiniSource(BundledSource):
         self._tools = {"runtests": RUNNER.read_bytes()}
 
     def instances(self, split: str) -> Sequence[Instance]:
-        if split not in SPLITS:
-            raise UsageError(f"env.split={split!r}: data set 'mini' has {', '.join(SPLITS)}")
+        if split not in self.splits:
+            raise UsageError(f"env.split={split!r}: data set 'mini' has {', '.join(self.splits)}")
         if not self._instances:
             try:
                 with gzip.open(self._path, "rt", encoding="utf-8") as file:
@@ -128,6 +131,8 @@ class MiniSource(BundledSource):
                 ) from error
             instances = parse_instances(records, str(self._path))
             self._instances = {s: [i for i in instances if i.split == s] for s in SPLITS}
+            train = self._instances["train"]
+            self._instances |= {"fit": train[:-TUNE], "tune": train[-TUNE:]}
         return self._instances[split]
 
     def _repository(self, instance: Instance) -> Repository:
