@@ -140,7 +140,10 @@ def test_sync_against_stream_is_what_nobody_asked_otherwise(small_recording):
         (["a=", "b=schedule=stream"], "a=: an empty variant; give its overrides: a=schedule=sync"),
         (["a=schedule=sync", "z=schedule=stream"], "z=schedule=stream: no such variant; a to h"),
         (["agent=oracle"], "agent=oracle: harness.paired trains the policy"),
-        (["a=schedule=sync", "b=schedule=async"], "schedule=async: harness.paired plays one update"),
+        (
+            ["a=schedule=sync", "b=schedule=async"],
+            "schedule=async: harness.paired plays one update",
+        ),
         (["parity.every=2"], "parity.every=2: harness.paired checks no parity"),
         (["replay=null"], "replay=null: give a run's trajectories.jsonl"),
         (["replay=nowhere.jsonl"], "replay=nowhere.jsonl: no such file"),

@@ -77,7 +77,8 @@ def test_an_answer_costs_less_than_two_seconds(argument: str, code: int, tmp_pat
 def test_a_sweep_with_a_misspelt_option_starts_no_job(tmp_path: Path) -> None:
     ended = _run(tmp_path, "-m", "schedule=sync,asinc", "tracking=none")
     assert ended.returncode == 2
-    assert "schedule=asinc: no such option; there is: async, one_step_off, stream, sync" in ended.stderr
+    there = "async, one_step_off, stream, sync"
+    assert f"schedule=asinc: no such option; there is: {there}" in ended.stderr
     assert not list(tmp_path.rglob("summary.json"))
 
 
