@@ -9,6 +9,7 @@ weights change while anything rolls out.
 from __future__ import annotations
 
 from baselines.learning import learn
+from harness.budget import BudgetEnded
 from harness.config import Config
 from harness.protocols import Flow, FlowRun, Group, GroupClosed, Release
 
@@ -34,7 +35,11 @@ class OneStepOff:
             flow.allow(begun)
             await learn(run, batch)
             stats = await run.step(batch)
-            groups = await self._closed(flow)
+            try:
+                groups = await self._closed(flow)
+            except BudgetEnded:  # the update at hand is whole all the same
+                await run.finish_update(batch, stats)
+                raise
             await run.finish_update(batch, stats)
 
     async def _closed(self, flow: Flow) -> list[Group]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from harness.batch import Events, LiveBatch
+from harness.budget import Budget
 from harness.protocols import (
     Clock,
     Event,
@@ -27,6 +28,7 @@ class _Run(Protocol):
     """The newest published weights."""
     updated_s: float
     """When the last update ended, or training began."""
+    budget: Budget
 
 
 class LiveFlow(Events):
@@ -73,13 +75,18 @@ class LiveFlow(Events):
         self._fill()
 
     def _fill(self) -> None:
-        while self._begun < self._allowed + self._replaced and self._fits():
+        while self._waiting and not self._run.budget.exhausted and self._fits():
             number = self._begun
             self._begun += 1
             self._rolling |= {(number, i) for i in range(self._group_size)}
             self._times[number] = (self._clock.now(), 0.0)
             self._open[number] = group = self._begin(number, self)
             group.version = self._run.version
+
+    @property
+    def _waiting(self) -> int:
+        """Groups that may begin and have not."""
+        return self._allowed + self._replaced - self._begun
 
     def _fits(self) -> bool:
         return not self._rolling or len(self._rolling) + self._group_size <= self._room
@@ -101,8 +108,11 @@ class LiveFlow(Events):
         self._fill()
 
     async def next(self) -> Event | None:
-        """The next event; None once all that was allowed has ended and was handed over."""
+        """The next event; None once all that was allowed has ended and was handed over. Raises
+        BudgetEnded, also where what was allowed could not begin any more."""
         if self._failure is None and self._queue.empty() and not self._open:
+            if self._waiting:
+                raise self._run.budget.ended()
             return None
         return await super().next()
 

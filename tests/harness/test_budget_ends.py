@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from baselines.asynchronous import Asynchronous
+from baselines.one_step_off import OneStepOff
 from baselines.sync import Sync
 from harness.budget import Budget, BudgetEnded
 from harness.clock import WallClock
@@ -30,6 +31,7 @@ from thundersync.stream import Stream
 SCHEDULES = {
     "sync": ["schedule=sync"],
     "stream": ["schedule=stream"],
+    "one_step_off": ["schedule=one_step_off"],
     "async, fresh": ["schedule=async", "schedule.max_staleness=0"],
     "async": ["schedule=async", "schedule.max_staleness=2"],
 }
@@ -122,8 +124,9 @@ def play(quick: Path, tmp_path: Path) -> Play:
                 kept.offer(budget, training.published, training.version)
 
             chosen = compose(SCHEDULES[schedule])
-            plans = {"sync": Sync, "stream": Stream, "async": Asynchronous}
-            plan = plans[chosen.schedule.name](chosen)
+            plan = {
+                "sync": Sync, "stream": Stream, "async": Asynchronous, "one_step_off": OneStepOff,
+            }[chosen.schedule.name](chosen)  # fmt: skip
             training = Training(
                 learner=cast(Any, parts),
                 engine=cast(Any, parts),
@@ -160,7 +163,7 @@ def play(quick: Path, tmp_path: Path) -> Play:
     return run
 
 
-@pytest.fixture(params=["sync", "stream", "async, fresh"])
+@pytest.fixture(params=[name for name in SCHEDULES if name != "async"])
 def schedule(request: pytest.FixtureRequest) -> str:
     return request.param
 
