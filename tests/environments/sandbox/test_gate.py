@@ -24,6 +24,7 @@ import pytest
 from environments.protocols import InfrastructureError, Sandbox, SandboxSpec
 from environments.sandbox import gate_server
 from environments.sandbox.backoff import TemporaryError
+from environments.sandbox.channel import encode_frame
 from environments.sandbox.gate import make_network
 from environments.sandbox.images import MINI_IMAGE
 from environments.sandbox.leftovers import remove_container, remove_network
@@ -441,23 +442,37 @@ def test_networks_that_have_run_out_are_tried_again_and_never_a_reward(api: Any)
 
 
 def test_an_engine_that_puts_its_host_into_the_network_is_found_out(api: Any) -> None:
-    """As one would that does not know the option which keeps its host out."""
-    name = f"test-open-{os.getpid()}"
-    subnet = "198.18.255.232/29"
+    """As one would that does not know the option which keeps its host out: nothing is served."""
     from docker.types import IPAMConfig, IPAMPool
 
-    pools = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway="198.18.255.233")])
-    probe = Path(gate_server.__file__).read_text().partition('if __name__ == "__main__"')[0]
-    probe += "\nprint(answers_on_link('198.18.255.233'), answers_on_link('198.18.255.236'))"
+    name = f"test-open-{os.getpid()}"
+    subnet, gateway, own = "198.18.255.232/29", "198.18.255.233", "198.18.255.234"
+    pools = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway=gateway)])
+    source = Path(gate_server.__file__).read_text()
+    allow = encode_frame([b"allow", b"site.test"])
+    run_gate = f"""
+import subprocess, sys
+for gateway in ("{gateway}", "198.18.255.238"):
+    command = [sys.executable, "-c", {source!r}, "address={own}", "gateway=" + gateway]
+    print(subprocess.run(command, input={allow!r}, stdout=subprocess.PIPE).stdout[8:])
+"""
     try:
         api.create_network(name, internal=True, ipam=pools, labels=owner_labels())
         host = api.create_host_config(network_mode=name)
+        endpoint = api.create_endpoint_config(ipv4_address=own)
         api.create_container(
-            MINI_IMAGE, ["python3", "-c", probe], name=name, host_config=host, labels=owner_labels()
+            MINI_IMAGE,
+            ["python3", "-c", run_gate],
+            name=name,
+            host_config=host,
+            networking_config=api.create_networking_config({name: endpoint}),
+            labels=owner_labels(),
         )
         api.start(name)
         assert api.wait(name)["StatusCode"] == 0
-        assert api.logs(name).decode().split() == ["True", "False"]
+        with_host, without = map(ast.literal_eval, api.logs(name).decode().splitlines())
+        assert with_host.startswith(b"ok") and b"has put its host into this network" in with_host
+        assert without == b"ok" + encode_frame([b"ok"])
     finally:
         remove_container(api, name)
         remove_network(api, name)

@@ -180,6 +180,7 @@ def test_names_that_resolve_to_private_addresses_are_refused_unless_mirrored() -
 def test_a_new_list_ends_open_connections_and_those_on_their_way() -> None:
     gate = Gate("127.0.0.1", {})
     ours, theirs = socket.socketpair()
+    ours.settimeout(5)
     before = gate.round
     gate.register(theirs, before)
     gate.allow([])
