@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 
-def start(where: Path, sandbox: str) -> subprocess.Popen[str]:
+def start(where: Path, sandbox: str, schedule: str) -> subprocess.Popen[str]:
     """A run with a folder for temporary files of its own: other runs may be under way."""
     (where / "tmp").mkdir()
     return subprocess.Popen(
         [
-            sys.executable, "-m", "harness.run", "experiment=smoke", f"sandbox={sandbox}",
+            sys.executable, "-m", "harness.run", "experiment=smoke", f"sandbox={sandbox}", f"schedule={schedule}",
             "evaluation.initial=false", "evaluation.final=false", "budget.limit=100000",
             f"hydra.run.dir={where}/run", f"tracking.uri=sqlite:///{where}/mlflow.db",
         ],
@@ -52,12 +52,20 @@ def containers(run: str) -> list[str]:
     "sandbox", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 )
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+    ("schedule", "number", "code"),
+    [
+        ("stream", signal.SIGINT, 130),
+        ("stream", signal.SIGTERM, 143),
+        ("async", signal.SIGTERM, 143),
+    ],
+    ids=["stream-SIGINT", "stream-SIGTERM", "async-SIGTERM"],
 )
-def test_a_killed_run_leaves_nothing(tmp_path: Path, sandbox: str, number: int, code: int):
+def test_a_killed_run_leaves_nothing(
+    tmp_path: Path, sandbox: str, schedule: str, number: int, code: int
+):
     from mlflow.tracking import MlflowClient
 
-    process = start(tmp_path, sandbox)
+    process = start(tmp_path, sandbox, schedule)
     until_rollouts(tmp_path, process)
     descendants = psutil.Process(process.pid).children(recursive=True)
     assert len(descendants) >= 2  # engine and learner, and sandboxes
