@@ -32,7 +32,7 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("+foo=3", ("foo: no such key",)),
         ("env.split_name=x", ("env.split_name: no such key",)),
         ("env=swebnch", ("env=swebnch", "there is: swebench")),
-        ("schedule=asink", ("schedule=asink", "there is: async, one_step_off, stream, sync")),
+        ("schedule=asink", ("schedule=asink", "there is: async, async_4, async_8, one_step_off")),
         ("experiment=compare_small schedule=one_step_off", ("has settings for sync, async, str",)),
         ("rollout.group_size=many", ("rollout.group_size=many", "Integer")),
         ("rollout.group_size=1", ("rollout.group_size=1", "groups of 2 or more")),
@@ -77,7 +77,7 @@ def test_an_answer_costs_less_than_two_seconds(argument: str, code: int, tmp_pat
 def test_a_sweep_with_a_misspelt_option_starts_no_job(tmp_path: Path) -> None:
     ended = _run(tmp_path, "-m", "schedule=sync,asinc", "tracking=none")
     assert ended.returncode == 2
-    there = "async, one_step_off, stream, sync"
+    there = "async, async_4, async_8, one_step_off, stream, sync, sync_colocated"
     assert f"schedule=asinc: no such option; there is: {there}" in ended.stderr
     assert not list(tmp_path.rglob("summary.json"))
 
