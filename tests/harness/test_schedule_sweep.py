@@ -16,6 +16,7 @@ SCHEDULES = "sync,sync_colocated,one_step_off,async,async_4,async_8,stream"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_budget_sweep_over_every_schedule_ends_in_comparable_summaries(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
@@ -27,7 +28,7 @@ def test_a_budget_sweep_over_every_schedule_ends_in_comparable_summaries(tmp_pat
             "evaluation.tasks=2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
             f"hydra.sweep.dir={tmp_path}/sweep", f"tracking.uri={store}",
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=1100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     closing = json.loads(done.stdout.splitlines()[-1])
@@ -45,7 +46,8 @@ def test_a_budget_sweep_over_every_schedule_ends_in_comparable_summaries(tmp_pat
         (name, placement, limit, bound)
         for name, placement, bound in [
             ("sync", "disaggregated", 0), ("sync", "colocated", 0),
-            ("one_step_off", "disaggregated", 1), ("async", "disaggregated", 1), ("async", "disaggregated", 4),
+            ("one_step_off", "disaggregated", 1), ("async", "disaggregated", 1),
+            ("async", "disaggregated", 4),
             ("async", "disaggregated", 8), ("stream", "disaggregated", 0),
         ]
         for limit in (1, 2)
