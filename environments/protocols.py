@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 InfrastructureKind = Literal[
-    "image", "start", "exec_transport", "out_of_memory", "disk", "verifier_timeout", "parser"
-]
+    "image", "start", "exec_transport", "out_of_memory", "disk", "verifier_timeout", "parser",
+    "teacher",
+]  # fmt: skip
 
 
 class InfrastructureError(Exception):
@@ -109,9 +110,9 @@ class Sandbox(Protocol):
         ...
 
     async def put(self, files: Mapping[str, bytes], *, base: str | None = None) -> None:
-        """Write files (path relative to `base`, default the workdir; parents are made; mode 0755 if
-        the content starts with '#!'). A path that ends in '.tar' and starts with '@' is unpacked at
-        `base`."""
+        """Write files (path absolute or below `base`, default the workdir; parents are made; mode
+        0755 if the content starts with '#!'). A path that ends in '.tar' and starts with '@' is
+        unpacked at `base`."""
         ...
 
     async def get(self, path: str) -> bytes: ...

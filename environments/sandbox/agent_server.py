@@ -11,7 +11,7 @@ request is its verb, of an answer `ok` or `error` (then errno and a message):
 
     exec command timeout_s max_output_bytes
                               -> exit_code|- duration_s cpu_s flags omitted_bytes head tail
-    put base (path mode content)...         ->
+    put base (path mode content)...         ->        (mode: octal, of a folder or link with that)
     untar base content                      ->
     get path max_bytes                      -> content
     kill                                    -> how many processes could not be killed
@@ -37,7 +37,7 @@ BACKGROUND_READ_INTERVAL_S = 0.02  # a chatty background child costs next to not
 KILL_LIMIT_S = 10.0
 NEVER = float("inf")
 PR_SET_DUMPABLE = 4
-S_IFMT, S_IFREG = 0o170000, 0o100000
+S_IFMT, S_IFREG, S_IFDIR, S_IFLNK = 0o170000, 0o100000, 0o040000, 0o120000
 OOM_FILES = ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")
 IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
 BASH_PATHS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
@@ -471,9 +471,17 @@ class Server:
     # --- files ----------------------------------------------------------------------------------
 
     def put(self, path, mode, content):
+        if mode & S_IFMT == S_IFDIR:
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, mode & 0o7777)
+            return
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if os.path.lexists(path):
             os.unlink(path)  # never write through a link or into a pipe somebody left here
+        if mode & S_IFMT == S_IFLNK:
+            os.symlink(bytes(content), path)
+            return
+        mode &= 0o7777
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             while content:

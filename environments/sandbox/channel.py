@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from environments.protocols import ExecResult, InfrastructureError
+from environments.sandbox import archive
 
 MAX_GET_BYTES = 256 << 20
 _SLACK_BYTES = 65536
@@ -228,7 +229,11 @@ class ChannelSandbox(ABC):
         plain: list[bytes] = []
         for path, content in files.items():
             if path.startswith("@") and path.endswith(".tar"):
-                await self._transfer((b"untar", base_bytes, content))
+                unpacked = archive.entries(content)
+                if unpacked is None:
+                    await self._transfer((b"untar", base_bytes, content))
+                else:
+                    plain += unpacked
             else:
                 mode = b"755" if content.startswith(b"#!") else b"644"
                 plain += (os.fsencode(path), mode, content)

@@ -27,7 +27,7 @@ MINI_IMAGE = "thundersync/mini:1"
 DEFAULT_BASE = "python:3.11-slim"
 SCRATCH_LABEL = "thundersync.scratch"  # an empty directory that may be a tmpfs
 _REPOSITORY = "thundersync/"
-_ENGINE_LIMIT_S = 2
+_ENGINE_LIMIT_S = 10  # a busy machine may need seconds; where none is, that is known at once
 _ANY_VERSION = "1.41"
 _BUILD_LIMIT_S = 600
 _USER = 65532
@@ -72,7 +72,7 @@ def connect(timeout_s: int, address: str | None = None) -> Any:
 
 
 def engine(address: str | None = None) -> tuple[Any, str]:
-    """A client of the Docker engine that answers within 2 s, or None and the reason."""
+    """A client of the Docker engine that answers within 10 s, or None and the reason."""
     from docker.errors import DockerException
 
     at_fault = tls.trouble(address or os.environ.get("DOCKER_HOST", ""))

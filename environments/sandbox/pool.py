@@ -23,6 +23,13 @@ from environments.sandbox.provider import Provider
 
 _KINDS = 8  # asked for last, that are refilled: a batch of as many tasks with images of their own
 _REST_S = 5.0  # after a failed preparation
+# Looked at at once before they are handed out: of a batch that asks for all its sandboxes the first
+# ones shall be at work while the others are looked at.
+_CHECKS = 4
+_CHECK_LIMIT_S = 10.0
+# While a batch takes its sandboxes none is made: that would take the machine from those at work.
+_CALM_S = 0.25  # after the last was asked for,
+_CALM_LIMIT_S = 1.0  # or after the first of a burst, however many come after it
 
 
 def kind_of(spec: SandboxSpec) -> Hashable:
@@ -78,6 +85,8 @@ class WarmPool:
         self._coming = 0  # preparations of any kind whose first step is still to come
         self._rests_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._checks = asyncio.Semaphore(_CHECKS)
+        self._asked_s = self._burst_s = 0.0  # the last start, and the first of its burst
         self._closed = False
         # Half of the starts at most are made ahead: the other half is for those who wait.
         self._ahead = max(1, provider.start_parallel // 2)
@@ -106,11 +115,15 @@ class WarmPool:
         """A sandbox made ahead where one is ready or in preparation, else a new one. Raises
         InfrastructureError as the provider does."""
         kind = self._asked(spec)
+        now = time.monotonic()
+        if now > self._asked_s + _CALM_S:
+            self._burst_s = now
+        self._asked_s = now
         while not self._closed:
             if kind.ready:
                 sandbox = kind.ready.popleft().sandbox
                 self._changed()
-                if await self._checked(sandbox, sandbox.answers()):
+                if await self._checked(sandbox, self._answers(sandbox)):
                     self.counters.warm += 1
                     return sandbox
             elif kind.preparing:
@@ -122,6 +135,14 @@ class WarmPool:
                 self.misses += 1
                 return await self.provider.start(spec)
         raise InfrastructureError("start", "the sandbox pool is closed")
+
+    async def _answers(self, sandbox: ChannelSandbox) -> bool:
+        async with self._checks:
+            try:
+                async with asyncio.timeout(_CHECK_LIMIT_S):
+                    return await sandbox.answers()
+            except TimeoutError:
+                return False
 
     async def _checked(self, sandbox: ChannelSandbox, check: Coroutine[Any, Any, bool]) -> bool:
         """The check's answer; one that fails it is removed."""
@@ -163,7 +184,7 @@ class WarmPool:
                 if not self._evict():
                     return
             return
-        if now < self._rests_until_s:
+        if now < max(self._rests_until_s, self._calm_at_s):
             return
         for kind in list(reversed(self._kinds.values()))[:_KINDS]:
             if kind.asked_s + self._time_to_live_s <= now:
@@ -174,6 +195,11 @@ class WarmPool:
                 task = asyncio.create_task(self._prepare(kind))
                 self._preparing.add(task)
                 task.add_done_callback(partial(self._prepared, kind))
+
+    @property
+    def _calm_at_s(self) -> float:
+        """When the burst of starts in progress counts as over."""
+        return min(self._asked_s + _CALM_S, self._burst_s + _CALM_LIMIT_S)
 
     def _may_start(self) -> bool:
         free = self.provider.places.free - self._coming
@@ -230,8 +256,7 @@ class WarmPool:
             if idle and kind.asked_s + self._time_to_live_s <= now:
                 del self._kinds[name]
         times = [kind.ready[0].until_s for kind in self._kinds.values() if kind.ready]
-        if self._rests_until_s > now:
-            times.append(self._rests_until_s)
+        times += [wait for wait in (self._rests_until_s, self._calm_at_s) if wait > now]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

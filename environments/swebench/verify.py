@@ -55,12 +55,12 @@ _STALLED_CPU_SHARE = 0.25  # of the wall time; sound tests on a crowded core get
 
 async def prepare(source: TaskSource, instance: Instance, sandbox: Sandbox) -> None:
     """Put the repository at base_commit into the workdir, and the data set's tools beside it."""
+    files = {f"{TOOLS_DIR}/{name}": content for name, content in source.tools(instance).items()}
     repository = source.repository(instance)
     if repository is not None:
-        await sandbox.put({"@repo.tar": repository})
-    tools = source.tools(instance)
-    if tools:
-        await sandbox.put(tools, base=TOOLS_DIR)
+        files["@repo.tar"] = repository
+    if files:
+        await sandbox.put(files)
     await source.started(instance, sandbox)
 
 

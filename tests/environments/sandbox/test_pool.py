@@ -248,3 +248,47 @@ def test_starts_have_a_limit_of_their_own(backend, spec):
             assert most == 1
 
     asyncio.run(scenario())
+
+
+def test_a_batch_that_takes_its_sandboxes_is_not_disturbed(backend, spec, monkeypatch):
+    """The next ones are made once it has them, or after a while if starts never end."""
+    monkeypatch.setattr("environments.sandbox.pool._CALM_S", 4.0)
+    monkeypatch.setattr("environments.sandbox.pool._CALM_LIMIT_S", 6.0)
+
+    async def scenario():
+        async with backend.provider(max_parallel=12, options=warm(3)) as pool:
+            pool.expect(spec)
+            await until(lambda: pool.idle == 3)
+            began_s = time.monotonic()
+            await asyncio.gather(*(pool.start(spec) for _ in range(3)))
+            assert pool.counters.created == 3
+            while time.monotonic() < began_s + 3.5:
+                assert pool.counters.created == 3
+                await asyncio.sleep(0.05)
+            made = await pool.start(spec)  # again within the burst: its own, at once
+            assert pool.misses == 1
+            await made.stop()
+            await until(lambda: pool.idle == 3)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_hangs_is_not_waited_for(backend, spec, monkeypatch):
+    monkeypatch.setattr("environments.sandbox.pool._CHECK_LIMIT_S", 0.3)
+
+    async def hangs():
+        await asyncio.sleep(1000)
+        return True
+
+    async def scenario():
+        async with backend.provider(options=warm(1)) as pool:
+            pool.expect(spec)
+            await until(lambda: pool.idle == 1)
+            (silent,) = list(pool.provider._living)
+            silent.answers = hangs
+            sandbox = await pool.start(spec)
+            assert sandbox is not silent
+            assert (await sandbox.exec("echo on", timeout_s=20)).output == "on\n"
+            await until(lambda: silent not in pool.provider._living)
+
+    asyncio.run(scenario())

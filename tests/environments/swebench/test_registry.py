@@ -248,16 +248,17 @@ async def _attack(
     environment: SweBench, task: Task, provider: SandboxProvider
 ) -> tuple[float, dict[str, Any]]:
     """(reward, report) of an agent whose module makes every report of pytest a passed one."""
-    path = patched_files(environment.instance(task).patch)[0]
+    patched = patched_files(environment.instance(task).patch)
+    paths = [path for path in patched if path.endswith(".py")]
     sandbox = await provider.start(environment.sandbox_spec(task))
     try:
         await environment.prepare(task, sandbox)
-        source = await sandbox.get(path)
-        await sandbox.put({path: source + REPORT.encode()})
+        for path in paths:
+            await sandbox.put({path: await sandbox.get(path) + REPORT.encode()})
         submission = await environment.collect(task, sandbox)
     finally:
         await sandbox.stop()
-    assert path in submission.patch
+    assert paths and all(path in submission.patch for path in paths)
     verdict = await environment.verify(task, submission, provider)
     return verdict.reward, dict(verdict.report)
 
