@@ -23,7 +23,8 @@ class StallsOnce:
             put = sandbox.put
 
             async def put_stalled(files: Any, *, base: str | None = None) -> None:
-                stalled = {"runtests": b"#!/bin/sh\nsleep 30\n"} if "runtests" in files else {}
+                slow = b"#!/bin/sh\nsleep 30\n"
+                stalled = {path: slow for path in files if path.endswith("/runtests")}
                 await put({**files, **stalled}, base=base)
 
             vars(sandbox)["put"] = put_stalled
