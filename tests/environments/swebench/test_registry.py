@@ -30,7 +30,7 @@ from environments.swebench.instance import Instance, patched_files
 from environments.swebench.pypi.build import build
 from environments.swebench.pypi.source import Folder, PypiSource
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROJECTS = ("pathspec", "wcwidth", "tomlkit")
 COLUMNS = (
