@@ -180,7 +180,7 @@ def test_exec_true(benchmark: BenchmarkFixture, runner: asyncio.Runner, parallel
         p99_ratio=round(plain_p99 / p99, 1),
         ratio_of_rounds=[round(ratio, 1) for ratio in sorted(ratios)],
     )
-    assert p50 < plain_p50
+    assert statistics.median(ratios) >= 20
 
 
 @pytest.mark.benchmark(group="sandbox: start as a trajectory sees it")
