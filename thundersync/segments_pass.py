@@ -62,7 +62,7 @@ def check(model: Any) -> None:
         (rope_type in _LENGTH_DEPENDENT, f"rope_type={rope_type}: angles depend on how long a pass "
          "is, and a segment's pass is short", "take a model with another one"),
         (recomputes, "gradient checkpointing: it drops the keys and values of "
-         "earlier segments without a word", "call model.gradient_checkpointing_disable()"),
+         "earlier segments without a word", "turn it off"),
         (any(rates), f"dropout={max(rates)}: a pass of a segment would drop other units than one "
          "of the whole", "take learner.dropout=0"),
     ):  # fmt: skip
