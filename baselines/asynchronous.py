@@ -6,7 +6,7 @@ closed ones in the order of `schedule.queue`, with `schedule.correction`'s weigh
 does not limit the age of a group that others overtake: `schedule.stale_groups` says whether the
 learner waits for it, drops it, or trains on it whatever its age. With `wait` no token is ever older
 than max_staleness, and nothing is lost (`_needs`). With max_staleness 0 that is the synchronous
-schedule.
+schedule, bit for bit where no correction is set.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ class Asynchronous:
         """One optimizer step per groups_per_batch closed groups until the budget ends."""
         flow = run.flow()
         closed: list[Group] = []  # in order of closing
-        while not run.ended:
+        while True:
             flow.allow((self._bound + run.version + 1) * run.groups_per_batch)
-            batch = flow.batch(await self._next(run, flow, closed))
+            groups = await self._next(run, flow, closed)
+            if not groups:
+                return
+            batch = flow.batch(groups)
             await learn(run, batch)
             stats = await run.step(batch)
             await run.finish_update(batch, stats)
 
     async def _next(self, run: FlowRun, flow: Flow, closed: list[Group]) -> list[Group]:
-        """Take the next update's groups out of `closed`, waiting for them where need be."""
+        """Take the next update's groups out of `closed`, waiting for them where need be; nothing
+        when the budget has no more updates."""
         self._hear(flow.ready(), run, flow, closed)
         while not self._enough(run, flow, closed):
             event = await flow.next()
             if event is None:
-                raise RuntimeError("no group is under way, and too few for an update are closed")
+                return []
             self._hear([event, *flow.ready()], run, flow, closed)
         chosen = self._choose(run, flow, closed)
         closed[:] = [group for group in closed if group not in chosen]

@@ -83,6 +83,7 @@ class Budget:
         self._spending: dict[tuple[int, int], int] = {}  # (group, index) -> attempt
         self._reached_by: Life | None = None
         self._updated_s = 0.0
+        self._pausing_s = math.inf  # since when
         self._fail: Callable[[BaseException], None] = lambda error: None
 
     def start(self) -> None:
@@ -98,10 +99,11 @@ class Budget:
     @contextlib.contextmanager
     def paused(self, reason: str = "parity") -> Iterator[None]:
         """What happens inside is no training: a parity check, or keeping a snapshot."""
-        started_s = self._clock.now()
+        self._pausing_s = started_s = self._clock.now()
         try:
             yield
         finally:
+            self._pausing_s = math.inf
             now = self._clock.now()
             self.counters.pauses_s.append((started_s, now))
             before_s = self.counters.paused_s.get(reason, 0.0)
@@ -201,7 +203,8 @@ class Budget:
     def windows(self, from_s: float, to_s: float) -> list[tuple[float, float]]:
         """[from_s, to_s] of the run's clock without the pauses in it."""
         found = []
-        for pause_start_s, pause_end_s in self.counters.pauses_s:
+        pauses_s = [*self.counters.pauses_s, (self._pausing_s, math.inf)]
+        for pause_start_s, pause_end_s in pauses_s:
             if from_s < pause_end_s and pause_start_s < to_s:
                 found.append((from_s, pause_start_s))
                 from_s = pause_end_s
@@ -240,12 +243,13 @@ class Budget:
     def exhausted(self) -> bool:
         return self.spent >= self.limit
 
-    @property
-    def updates_left(self) -> int | None:
-        """Of a budget of updates; None for the others."""
-        if self.kind != "updates":
-            return None
-        return max(0, math.ceil(self.limit) - self.counters.updates)
+    def updates_left(self, trajectories: int) -> int | None:
+        """How many a budget of updates or trajectories can still pay, each of so many trajectories
+        (at least one is tried); None where that is not known."""
+        left = self.limit - self.spent
+        if self.kind == "updates":
+            return max(0, math.ceil(left))
+        return max(1, int(left // trajectories)) if self.kind == "trajectories" else None
 
     @property
     def remaining_s(self) -> float | None:

@@ -36,17 +36,15 @@ def free_folder(path: str) -> str:
     raise UsageError(f"hydra.run.dir={path}: ten thousand runs have taken this name already")
 
 
-def by_schedule(name: str, values: DictConfig, *default: Any) -> Any:
+def by_schedule(name: str, values: DictConfig) -> Any:
     """A setting that each schedule has its own value of. Raises UsageError for a schedule that has
     none."""
-    if name in values:
-        return values[name]
-    if not default:
+    if name not in values:
         raise UsageError(
             f"schedule={name}: this experiment has settings for {', '.join(map(str, values))} "
             "alone; take one of them"
         )
-    return default[0]
+    return values[name]
 
 
 # At import: a sweep's worker processes import this module before they read the config.

@@ -26,7 +26,7 @@ class ScheduleConfig:
     learner_devices: int = 1
     learning_rate: float = 3e-4
     # Of schedule=async (docs/asynchronous.md).
-    max_staleness: int | None = None  # in learner versions; 0 is the synchronous schedule
+    max_staleness: int | None = None  # in learner versions; 0, without correction: sync
     partial_rollout: bool = False  # weights change in flight, between two tokens; or between turns
     queue: str = "fifo"  # finished first, trained first; freshest: of the newest weights first
     stale_groups: str = "wait"  # wait: never older than max_staleness; drop or keep what is

@@ -135,6 +135,8 @@ class Experiment:
             self._config.evaluation.final,
             parts.engine.update_weights,
             lambda phase: self._evaluate(parts, phase),
+            first=str(parts.policy_folder),
+            initial=self.evaluations.get("initial"),
         )
         for point in self.curve:
             self.tracker.update(point["updates"], {"accuracy": {"curve": point}})

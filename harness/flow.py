@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from harness.batch import Events, LiveBatch
-from harness.budget import Budget
+from harness.budget import Budget, BudgetEnded
 from harness.protocols import (
     Clock,
     Event,
@@ -93,6 +93,8 @@ class LiveFlow(Events):
 
     def emit(self, event: Event) -> None:
         self._recorder.hear(event)
+        if self._failure is not None:
+            return  # the run is over, and this event's group with it
         if isinstance(event, GroupClosed):
             number = event.group.group
             self._open.pop(number)
@@ -107,14 +109,41 @@ class LiveFlow(Events):
         self.put(event)
         self._fill()
 
+    def fail(self, error: BaseException) -> None:
+        if isinstance(error, BudgetEnded):
+            self._open.clear()  # it is discarded
+        super().fail(error)
+
+    @property
+    def _paid(self) -> bool:
+        """Whether what had happened is still handed over: groups that closed before a budget of
+        trajectories or tokens was spent are paid for, and an update of them spends nothing."""
+        return isinstance(self._failure, BudgetEnded) and self._run.budget.remaining_s is None
+
     async def next(self) -> Event | None:
         """The next event; None once all that was allowed has ended and was handed over. Raises
         BudgetEnded, also where what was allowed could not begin any more."""
-        if self._failure is None and self._queue.empty() and not self._open:
-            if self._waiting:
-                raise self._run.budget.ended()
-            return None
-        return await super().next()
+        while True:
+            if self._failure is not None and (self._queue.empty() or not self._paid):
+                raise self._failure
+            if self._queue.empty() and not self._open:
+                if self._waiting:
+                    raise self._run.budget.ended()
+                return None
+            event = await self._queue.get()
+            if event is not None and (self._failure is None or self._paid):
+                return event
+
+    def ready(self) -> list[Event]:
+        """Every event already sequenced, without waiting."""
+        if self._failure is not None and not self._paid:
+            raise self._failure
+        events = []
+        while not self._queue.empty():
+            event = self._queue.get_nowait()
+            if event is not None:
+                events.append(event)
+        return events
 
     def discard(self, group: Group, why: str) -> None:
         self._times.pop(group.group)

@@ -95,6 +95,7 @@ class Variant:
             version=version,
             ranks=config.learner.ranks,
             release=self.schedule.release,
+            group_size=config.rollout.group_size,
             timings=self.timings,
             on_update=rows.append,
             on_trajectory=lambda trajectory, batch: None,

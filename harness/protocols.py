@@ -460,11 +460,6 @@ class FlowRun(Run, Protocol):
     version: int
     """The newest published weights."""
 
-    @property
-    def ended(self) -> bool:
-        """Whether the budget is spent."""
-        ...
-
     def flow(self) -> Flow:
         """The run's groups as a stream."""
         ...

@@ -130,6 +130,7 @@ def blank_summary(config: Config) -> dict[str, Any]:
         "trajectories": 0,
         "trajectories_lost": 0,
         "groups_discarded": {},
+        "devices": None,
         "tokens_generated": 0,
         "tokens_trained": 0,
         "time": dict.fromkeys(times),

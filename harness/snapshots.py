@@ -1,8 +1,9 @@
 """Weights kept at marks of the budget: an evaluation curve that disturbs no schedule.
 
-A mark is a fraction of `budget.limit`. The first weights that are published once it is spent are
-kept, by a hard link where the file system has them, outside the budget; they are evaluated when
-training has stopped. The bits of training are the same with and without marks.
+A mark is a fraction of `budget.limit`. Its weights are the last that were published by then, as the
+final ones are the last by the end: a schedule of long updates gains nothing at a mark. They are
+kept by a hard link where the file system has them, outside the budget, and evaluated when training
+has stopped. The bits of training are the same with and without marks.
 """
 
 from __future__ import annotations
@@ -42,24 +43,36 @@ class Snapshots:
         self._ahead = list(marks)
         self._folder = folder
         self._files: list[Path] = []
+        self._last = Mark(0.0, 0.0, 0, 0, None)  # published
         self.kept: list[Mark] = []
 
     def offer(self, budget: Budget, path: str, version: int) -> None:
-        """Weights have been published: keep them where the budget has passed a mark."""
+        """Weights have been published: the ones before them are those of the marks that the budget
+        has passed since; these are kept for a mark to come."""
         spent = budget.spent
         # Divided, as the marks were written: 0.55 x 100 is more than 55.
-        passed = [mark for mark in self._ahead if spent / budget.limit >= mark]
-        if not passed:
+        self._take([mark for mark in self._ahead if spent / budget.limit > mark], self._last)
+        if not self._ahead:
+            self._forget()
             return
         with budget.paused("snapshot"):
             file = self._folder / f"snapshot-{version:06d}.safetensors"
             keep(Path(path), file)
+            self._forget()
         self._files.append(file)
-        self._take(passed, Mark(0.0, spent, budget.counters.updates, version, file))
+        self._last = Mark(0.0, spent, budget.counters.updates, version, file)
+
+    def _forget(self) -> None:
+        """The file of the last weights, where no mark has taken it."""
+        file = self._last.path
+        if file in self._files and all(at.path != file for at in self.kept):
+            file.unlink(missing_ok=True)
+            self._files.remove(file)
 
     def end(self, budget: Budget, path: str | None, version: int) -> None:
         """Training has stopped: the marks that no update came after get the last published weights,
         and what was spent in all."""
+        self._forget()  # the learner's own file of the same weights is there
         last = None if path is None else Path(path)
         self._take(
             list(self._ahead), Mark(0.0, budget.spent, budget.counters.updates, version, last)
@@ -82,17 +95,21 @@ class Snapshots:
         final: bool,
         load: Callable[[str, int], Awaitable[None]],
         measure: Callable[[str], Awaitable[Evaluation]],
+        first: str = "",
+        initial: Evaluation | None = None,
     ) -> list[dict[str, Any]]:
         """The curve, a point for each mark, and with `final` the last published weights (`path`,
         which the engine has loaded) at the end. A version is measured once, whatever it stands
-        for."""
+        for: that of the `first` weights, before any update, is `initial` where it was measured."""
         measured: dict[int, tuple[str, Evaluation]] = {}
+        if initial is not None:
+            measured[0] = "initial", initial
         loaded = version
         for at in self.kept:
             if at.version in measured or (final and at.version == version):
                 continue
-            if at.path is not None and at.version != loaded:
-                await load(str(at.path), at.version)
+            if at.version != loaded:
+                await load(first if at.path is None else str(at.path), at.version)
                 loaded = at.version
             measured[at.version] = at.phase, await measure(at.phase)
         if final:

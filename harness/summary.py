@@ -10,6 +10,7 @@ from typing import Any
 
 from harness import accounting
 from harness.budget import uncounted_tokens
+from harness.cluster.devices import devices
 from harness.config import Config
 from harness.evaluation import Evaluation
 from harness.outcomes import Outcomes
@@ -144,6 +145,7 @@ def _add_training(
     summary["updates"] = counters.updates
     summary["trajectories"] = counters.trajectories
     summary["trajectories_lost"] = training.recorder.lost
+    summary["devices"] = dataclasses.asdict(devices(config))
     summary["groups_discarded"] = {k: dict(v) for k, v in training.recorder.discarded.items()}
     summary["tokens_generated"] = counters.tokens
     summary["tokens_trained"] = training.tokens_trained

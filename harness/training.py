@@ -99,14 +99,16 @@ class Training:
         self.published: str | None = None
         """The file of the newest published weights; None before the first update."""
         self.updated_s = 0.0
+        self._late = False
         self._tokens_before = 0
         self.rows: list[Row] = []
         self.tokens_trained = 0
         self.trained: list[Trained] = []
 
     def _begin(self, number: int, task: Task, seed: int, sink: Sink) -> Group:
-        self.budget.opened(number, self._group_size)
-        return self._begin_group(number, task, seed, sink)
+        group = self._begin_group(number, task, seed, sink)
+        self.budget.opened(group.group, self._group_size)
+        return group
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Batches until the budget ends, each with the newest published weights."""
@@ -126,7 +128,7 @@ class Training:
         """The run's groups as a stream, in the order of the tasks."""
         self.budget.start()
         self.updated_s = self._clock.now()
-        updates = self.budget.updates_left
+        updates = self.budget.updates_left(self.groups_per_batch * self._group_size)
         flow = LiveFlow(
             lambda number, sink: self._begin(number, next(self._order), self._seed, sink),
             self,
@@ -139,10 +141,6 @@ class Training:
         self._deadline(flow)
         return flow
 
-    @property
-    def ended(self) -> bool:
-        return self.budget.exhausted
-
     def _deadline(self, events: Events) -> None:
         """The end of the budget is told to what waits for these events."""
         self.budget.reaches(events.fail)
@@ -152,7 +150,7 @@ class Training:
 
     async def _end(self, events: Events, remaining_s: float) -> None:
         while remaining_s > 0:  # again after a pause, which does not count
-            await self._clock.sleep(remaining_s)
+            await self._clock.sleep(max(remaining_s, 0.005))
             remaining_s = self.budget.remaining_s or 0.0
         events.fail(self.budget.ended())
 
@@ -189,13 +187,15 @@ class Training:
                 self._figures = await self.parity.check(
                     batch, normaliser, self._packed(batch), self._chunk_tokens
                 )
-        return await self.learner.step(normaliser)
+        stats = await self.learner.step(normaliser)
+        self._late = self.budget.remaining_s == 0
+        return stats
 
     async def finish_update(self, batch: Batch, stats: StepStats) -> None:
-        """Publish and record. Raises BudgetEnded where a time budget ended meanwhile: such an
+        """Publish and record. Raises BudgetEnded where a time budget ended before the step: such an
         update is discarded whichever schedule made it; InfrastructureError where nothing is left
         of the batch."""
-        if self.budget.remaining_s == 0:
+        if self._late:
             raise self.budget.ended()
         if all(group.dropped for group in batch.groups):
             raise InfrastructureError(
@@ -210,8 +210,8 @@ class Training:
         self.budget.updated(batch.groups)
         row = self._row(batch, stats, drained)
         self.rows.append(row)
-        self.updated_s = self._clock.now()
         self._on_update(row)
+        self.updated_s = self._clock.now()
 
     async def drain(self) -> Timeline:
         """What engine, learner and sandboxes were busy with since the last call; kept as well."""
@@ -260,7 +260,10 @@ class Training:
         generated = self.budget.counters.tokens - self._tokens_before
         self._tokens_before = self.budget.counters.tokens
         stepped_s = max(i.end_s for i in timeline.intervals if i.name == "step")
-        tail_s = self.budget.between_s(batch.last_event_s, stepped_s - timeline.origin_s)
+        last_s = max(
+            batch.last_event_s, batch.started_s
+        )  # while other updates were made, it waited
+        tail_s = self.budget.between_s(last_s, stepped_s - timeline.origin_s)
         kept = [t for g in batch.groups for t in g.trajectories]
         consumed = [Trained(batch.version, t.version_spans) for t in kept]
         self.trained += consumed

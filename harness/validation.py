@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from environments.sandbox.options import check_mirrors
+from harness import schedule_rules
 from harness.cluster import devices, pinning
-from harness.config import Config, SandboxConfig, ScheduleConfig, lookup
+from harness.config import Config, SandboxConfig, lookup
 from harness.objectives import contradictions, exactness, offpolicy
 from harness.objectives.estimators import ESTIMATORS
 from harness.objectives.grpo import Grpo
@@ -113,9 +114,6 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "policy.lora.alpha": (0, math.inf, False),
     "seed": (0, 2**63 - 1, True),
 }
-_ASYNCHRONOUS = (
-    "max_staleness", "partial_rollout", "queue", "stale_groups", "concurrent_trajectories"
-)  # fmt: skip
 _FILES = ("policy.path", "replay")
 _TARGETS = ("schedule.target", "ledger.target")
 
@@ -137,7 +135,6 @@ def validate(config: Config) -> None:
             f"it must be below rollout.max_context_tokens={config.rollout.max_context_tokens}"
         )
     offpolicy.check(config)
-    _asynchronous(config.schedule)
     kl = config.objective.kl
     if config.replay is not None and kl.coefficient > 0 and kl.place == "reward":
         raise UsageError(
@@ -160,7 +157,7 @@ def validate(config: Config) -> None:
     lora.check(config.policy.lora)
     for key in _TARGETS:
         _importable(key, lookup(config, key))
-    _release(config.schedule)
+    schedule_rules.check(config)
 
 
 def check_trains(config: Config, command: str) -> None:
@@ -180,46 +177,6 @@ def check_values(config: Config, prefix: str = "") -> None:
     for key, (low, high, closed) in _RANGES.items():
         if key.startswith(prefix):
             _range(key, lookup(config, key), low, high, closed)
-
-
-def _release(schedule: ScheduleConfig) -> None:
-    name, release = schedule.name, schedule.release
-    shown = "null" if release is None else release
-    if name == "sync" and release != "batch":
-        raise UsageError(
-            f"schedule.release={shown}: schedule=sync releases batch; "
-            "take schedule=stream for the other rungs"
-        )
-    if name in ("one_step_off", "async") and release is not None:
-        raise UsageError(
-            f"schedule.release={shown}: schedule={name} has no ladder; leave it null, "
-            "or take schedule=stream"
-        )
-    if name == "stream" and release is None:
-        raise UsageError(
-            "schedule.release=null: schedule=stream needs a rung of the ladder; "
-            "take schedule.release=reward"
-        )
-
-
-def _asynchronous(schedule: ScheduleConfig) -> None:
-    """The settings of schedule=async, and that nobody else sets them."""
-    if schedule.name == "async":
-        if schedule.max_staleness is None:
-            raise UsageError(
-                "schedule.max_staleness=null: schedule=async needs a bound on the staleness, "
-                "in learner versions; 0 is the synchronous schedule"
-            )
-        return
-    if schedule.name not in ("sync", "stream", "one_step_off"):
-        return  # somebody's own
-    for key in _ASYNCHRONOUS:
-        value = getattr(schedule, key)
-        if value != getattr(ScheduleConfig, key):
-            raise UsageError(
-                f"schedule.{key}={value}: schedule={schedule.name} does not read it; "
-                "leave it unset, or take schedule=async"
-            )
 
 
 def _marks(marks: Sequence[float]) -> None:

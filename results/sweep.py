@@ -14,10 +14,12 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any
+
+import yaml
 
 HEADER = (
     "schedule", "budget", "seeds", "updates", "solve rate before", "after", "rise, points",
@@ -36,7 +38,7 @@ def load(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             left_out.append(f"{path}: not JSON")
             continue
         if summary.get("status") == "finished":
-            finished.append(summary)
+            finished.append(summary | {"settings": settings(path.parent)})
         else:
             left_out.append(f"{path}: status {summary.get('status')}")
     if not finished:
@@ -44,10 +46,13 @@ def load(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return finished, left_out
 
 
-def spread(values: Sequence[float], form: str) -> str:
-    """Mean and standard error of the mean; the value alone where there is one."""
-    if not values:
+def spread(values: Sequence[float | None], form: str) -> str:
+    """Mean and standard error of the mean; the value alone where there is one, and nothing where
+    one is not known: a run without an update has no time of one."""
+    known = [v for v in values if v is not None]
+    if not known or len(known) < len(values):
         return "-"
+    values = known
     mean = form.format(fmean(values))
     if len(values) < 2:
         return mean
@@ -55,7 +60,7 @@ def spread(values: Sequence[float], form: str) -> str:
 
 
 def name(summary: dict[str, Any]) -> str:
-    """What is averaged over seeds alone: two settings of one schedule are two schedules."""
+    """The schedule as people call it."""
     found = summary["schedule"]
     if found == "stream":
         found += f", release={summary['release']}"
@@ -66,16 +71,55 @@ def name(summary: dict[str, Any]) -> str:
     return found
 
 
+def settings(folder: Path) -> dict[str, Any]:
+    """A run's configuration, dotted keys to leaves; empty where the run has left none."""
+    path = folder / ".hydra" / "config.yaml"
+    return dict(_leaves(yaml.safe_load(path.read_text("utf-8")))) if path.is_file() else {}
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def labels(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """What each run is called: its schedule, and whatever else differs between the runs of that
+    name and budget, but for the seed. Only seeds are averaged over."""
+    alike: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for s in summaries:
+        alike[_budget(s), name(s)].append(s)
+    found = []
+    for s in summaries:
+        others = alike[_budget(s), name(s)]
+        keys = sorted({key for o in others for key in o["settings"]} - {"seed"})
+        differing = [k for k in keys if len({repr(o["settings"].get(k)) for o in others}) > 1]
+        found.append(", ".join([name(s), *(f"{k}={s['settings'].get(k)}" for k in differing)]))
+    return found
+
+
+def _budget(summary: dict[str, Any]) -> tuple[str, float]:
+    return summary["budget"]["kind"], summary["budget"]["limit"]
+
+
 def rows(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The table's rows, by budget, sync first."""
     groups: dict[tuple[str, float, str], list[dict[str, Any]]] = defaultdict(list)
-    for s in summaries:
-        groups[s["budget"]["kind"], s["budget"]["limit"], name(s)].append(s)
+    for s, label in zip(summaries, labels(summaries), strict=True):
+        groups[*_budget(s), label].append(s)
     table = []
     for kind, limit, what in sorted(groups, key=lambda key: (*key[:2], key[2] != "sync", key[2])):
         runs = groups[kind, limit, what]
+        if len({r["seed"] for r in runs}) < len(runs):
+            raise ValueError(f"{what}: the same seed twice; a repeat is no other seed")
         sync = {s["seed"]: s["time"]["per_update_s"] for s in groups.get((kind, limit, "sync"), [])}
-        ratios = [sync[r["seed"]] / r["time"]["per_update_s"] for r in runs if r["seed"] in sync]
+        ratios = [
+            sync[r["seed"]] / r["time"]["per_update_s"]
+            for r in runs
+            if r["time"]["per_update_s"] and sync.get(r["seed"])
+        ]
         before = percents([r["accuracy"]["initial"] for r in runs])
         after = percents([r["accuracy"]["final"] for r in runs])
         rises = [a - b for a, b in zip(after, before, strict=True)] if before and after else []
@@ -114,10 +158,9 @@ def resolution(summaries: Sequence[dict[str, Any]]) -> str | None:
     from scipy.stats import t
 
     groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    for s in summaries:
+    for s, label in zip(summaries, labels(summaries), strict=True):
         if s["accuracy"]["final"] is not None:
-            key = s["budget"]["kind"], s["budget"]["limit"], name(s)
-            groups[key].append(s["accuracy"]["final"] * 100)
+            groups[*_budget(s), label].append(s["accuracy"]["final"] * 100)
     repeated = [g for g in groups.values() if len(g) > 1]
     if len(repeated) < 2:
         return None
@@ -143,7 +186,13 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
     """Markdown, with what ran under it: a simulated figure can not pass for a measured one."""
     lines = [HEADER, ("---",) * len(HEADER), *rows(summaries)]
     keys = ("env", "dataset", "policy", "engine", "sandbox", "clock", "hardware")
-    ran = sorted({", ".join(f"{k}={s[k]}" for k in keys) for s in summaries})
+    devices = [(s.get("devices") or {}).get("total") for s in summaries]
+    ran = sorted(
+        {
+            ", ".join([*(f"{k}={s[k]}" for k in keys), f"devices={n}"])
+            for s, n in zip(summaries, devices, strict=True)
+        }
+    )
     noise = resolution(summaries)
     said = [noise, ""] if noise is not None else []
     return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", *said, *ran])
@@ -155,12 +204,13 @@ def main() -> int:
         return 2
     try:
         summaries, left_out = load(Path(sys.argv[1]))
+        shown = table(summaries)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for line in left_out:
         print(f"left out: {line}", file=sys.stderr)
-    print(table(summaries))
+    print(shown)
     return 0
 
 

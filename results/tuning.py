@@ -9,15 +9,12 @@ the same update are not to differ by luck.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
 
 from results.sweep import load, name
 
@@ -39,23 +36,20 @@ class Trial:
 def trials(folder: Path) -> list[Trial]:
     """Of the finished runs below a sweep's folder. Raises ValueError where there is none, or where
     schedules had different trials: the comparison would not be an equal one."""
-    _, left_out = load(folder)
+    summaries, left_out = load(folder)
     if left_out:
         raise ValueError(f"{folder}: not every trial is whole: {'; '.join(left_out)}")
-    found = []
-    for path in sorted(folder.glob("**/summary.json")):
-        s = json.loads(path.read_text(encoding="utf-8"))
-        config = yaml.safe_load((path.parent / ".hydra" / "config.yaml").read_text("utf-8"))
-        found.append(
-            Trial(
-                name(s),
-                float(config["schedule"]["learning_rate"]),
-                s["accuracy"]["final"],
-                s["accuracy"]["final_standard_error"],
-                s["updates"],
-                s["seed"],
-            )
+    found = [
+        Trial(
+            name(s),
+            float(s["settings"]["schedule.learning_rate"]),
+            s["accuracy"]["final"],
+            s["accuracy"]["final_standard_error"],
+            s["updates"],
+            s["seed"],
         )
+        for s in summaries
+    ]
     grids = defaultdict(set)
     for trial in found:
         grids[trial.schedule].add((trial.learning_rate, trial.seed))

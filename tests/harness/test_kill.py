@@ -19,8 +19,9 @@ def start(where: Path, sandbox: str, schedule: str) -> subprocess.Popen[str]:
     (where / "tmp").mkdir()
     return subprocess.Popen(
         [
-            sys.executable, "-m", "harness.run", "experiment=smoke", f"sandbox={sandbox}", f"schedule={schedule}",
-            "evaluation.initial=false", "evaluation.final=false", "budget.limit=100000",
+            sys.executable, "-m", "harness.run", "experiment=smoke", f"sandbox={sandbox}",
+            f"schedule={schedule}", "evaluation.initial=false", "evaluation.final=false",
+            "budget.limit=100000",
             f"hydra.run.dir={where}/run", f"tracking.uri=sqlite:///{where}/mlflow.db",
         ],
         cwd=where, env=os.environ | {"TMPDIR": str(where / "tmp")},

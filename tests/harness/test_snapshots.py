@@ -21,7 +21,12 @@ from harness.validation import validate
 
 
 def curve(
-    folder: Path, marks: list[float], published: list[int], final: bool = True, limit: int = 10
+    folder: Path,
+    marks: list[float],
+    published: list[int],
+    final: bool = True,
+    limit: int = 10,
+    initial: Evaluation | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The curve of a run with updates at these spends, and what the engine was told in order."""
     folder.mkdir(exist_ok=True)
@@ -39,14 +44,15 @@ def curve(
     told: list[str] = []
 
     async def load(path: str, version: int) -> None:
-        assert Path(path).read_text() == f"version {version}"
+        assert path == "first" if version == 0 else Path(path).read_text() == f"version {version}"
         told.append(f"load {version}")
 
     async def measure(phase: str) -> Evaluation:
         told.append(phase)
         return Evaluation(len(told) / 10, 0.01, 4, 2, lost=0, pass_at_k={1: 0.5, 2: 0.7})
 
-    points = asyncio.run(kept.evaluate(path and str(path), version, final, load, measure))
+    weights = path and str(path)
+    points = asyncio.run(kept.evaluate(weights, version, final, load, measure, "first", initial))
     return points, told
 
 
@@ -55,19 +61,19 @@ def points(found: list[dict[str, Any]]) -> list[tuple[float, float, int, str]]:
 
 
 def test_marks_are_evaluated_in_order_and_the_last_weights_after_them(tmp_path: Path):
-    found, told = curve(tmp_path, [0.2, 0.5], [3, 6, 9])
-    assert told == ["load 1", "mark-0.2", "load 2", "mark-0.5", "load 3", "final"]
-    assert points(found) == [(0.2, 3, 1, "mark-0.2"), (0.5, 6, 2, "mark-0.5")]
+    found, told = curve(tmp_path, [0.4, 0.7], [3, 6, 9])
+    assert told == ["load 1", "mark-0.4", "load 2", "mark-0.7", "load 3", "final"]
+    assert points(found) == [(0.4, 3, 1, "mark-0.4"), (0.7, 6, 2, "mark-0.7")]
     assert [p["solve_rate"] for p in found] == [0.2, 0.4]
     assert found[0]["pass_at_k"] == {1: 0.5, 2: 0.7}
 
 
 def test_a_version_is_measured_once(tmp_path: Path):
-    found, told = curve(tmp_path, [0.1, 0.2, 0.7, 0.8], [3, 9])
-    assert told == ["load 1", "mark-0.1", "load 2", "final"]
+    found, told = curve(tmp_path, [0.4, 0.5, 0.9, 0.95], [3, 9])
+    assert told == ["load 1", "mark-0.4", "load 2", "final"]
     assert points(found) == [
-        (0.1, 3, 1, "mark-0.1"), (0.2, 3, 1, "mark-0.1"),
-        (0.7, 9, 2, "final"), (0.8, 9, 2, "final"),
+        (0.4, 3, 1, "mark-0.4"), (0.5, 3, 1, "mark-0.4"),
+        (0.9, 9, 2, "final"), (0.95, 9, 2, "final"),
     ]  # fmt: skip
     assert found[2]["solve_rate"] == found[3]["solve_rate"]
 
@@ -78,16 +84,28 @@ def test_a_mark_without_a_later_update_has_the_last_published_weights(tmp_path: 
     assert points(found) == [(0.5, 4, 1, "mark-0.5")]
 
 
+def test_a_mark_before_the_first_update_has_the_first_weights(tmp_path: Path):
+    """Measured once, where they were measured before training already."""
+    found, told = curve(tmp_path / "a", [0.1, 0.2], [3, 9])
+    assert told == ["load 0", "mark-0.1", "load 2", "final"]
+    assert points(found) == [(0.1, 0, 0, "mark-0.1"), (0.2, 0, 0, "mark-0.1")]
+    before = Evaluation(0.25, 0.01, 4, 2, lost=0, pass_at_k={})
+    found, told = curve(tmp_path / "b", [0.1], [3, 9], initial=before)
+    assert told == ["final"]
+    assert points(found) == [(0.1, 0, 0, "initial")]
+    assert found[0]["solve_rate"] == 0.25
+
+
 def test_without_any_update_every_mark_has_the_first_weights(tmp_path: Path):
     found, told = curve(tmp_path, [0.5, 0.6], [])
     assert told == ["final"]
     assert points(found) == [(0.5, 0, 0, "final"), (0.6, 0, 0, "final")]
 
 
-@pytest.mark.parametrize(("mark", "limit", "spent"), [(0.55, 100, 55), (0.07, 100, 7), (0.1, 3, 1)])
-def test_a_mark_is_passed_when_its_fraction_is_spent_to_the_bit(tmp_path, mark, limit, spent):
+@pytest.mark.parametrize(("mark", "limit", "spent"), [(0.55, 100, 55), (0.07, 100, 7)])
+def test_a_mark_is_reached_when_its_fraction_is_spent_to_the_bit(tmp_path, mark, limit, spent):
     """0.55 x 100 is 55.00000000000001 and 0.07 x 100 is 7.000000000000001."""
-    found, _ = curve(tmp_path, [mark], [spent - 1, spent, limit], limit=limit)
+    found, _ = curve(tmp_path, [mark], [spent, spent + 1, limit], limit=limit)
     assert points(found)[0][1] == spent
 
 

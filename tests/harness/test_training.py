@@ -200,6 +200,9 @@ class Quiet:
     def __init__(self) -> None:
         self.published = 0
 
+    async def step(self, normaliser: float) -> StepStats:
+        return STATS
+
     async def publish(self) -> tuple[str, int]:
         self.published += 1
         return "weights", self.published
@@ -241,8 +244,9 @@ def test_an_update_that_ends_after_the_time_budget_is_discarded_by_every_schedul
         run = training(WallClock(), BudgetConfig("wall_clock_s", 0.05), parts)
         batch = await anext(run.batches())
         await asyncio.sleep(0.1)
+        stats = await run.step(batch)
         with pytest.raises(BudgetEnded):
-            await run.finish_update(batch, STATS)
+            await run.finish_update(batch, stats)
         assert (parts.published, run.rows, run.budget.counters.updates) == (0, [], 0)
 
     asyncio.run(body())

@@ -103,3 +103,29 @@ def test_the_table_says_what_its_seeds_cannot_tell(tmp_path: Path):
     summaries, _ = load(tmp_path)
     assert "With 3 seeds a difference of less than 16.0 points" in table(summaries)
     assert resolution(summaries[:1]) is None
+
+
+def configured(folder: Path, **more) -> None:
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "config.yaml").write_text(json.dumps({"schedule": more, "seed": 3}))
+
+
+def test_whatever_differs_makes_a_row_and_only_seeds_are_averaged(tmp_path: Path):
+    for k, (rate, seed) in enumerate([(1e-4, 0), (1e-4, 1), (1e-3, 0)]):
+        leave(tmp_path / str(k), "sync", seed, 8.0, 0.5)
+        configured(tmp_path / str(k), learning_rate=rate)
+    assert [(r[0], r[2]) for r in rows(load(tmp_path)[0])] == [
+        ("sync, schedule.learning_rate=0.0001", "2"), ("sync, schedule.learning_rate=0.001", "1"),
+    ]  # fmt: skip
+    leave(tmp_path / "9", "sync", 0, 9.0, 0.5)
+    configured(tmp_path / "9", learning_rate=1e-3)
+    with pytest.raises(ValueError, match="the same seed twice"):
+        rows(load(tmp_path)[0])
+
+
+def test_a_run_without_an_update_has_no_time_of_one(tmp_path: Path):
+    leave(tmp_path / "0", "sync", 0, 8.0, 0.5)
+    none = {"time": {"per_update_s": None, "tail_s": None}, "updates": 0}
+    leave(tmp_path / "1", "stream", 0, 8.0, 0.5, **none)
+    _, stream = rows(load(tmp_path)[0])
+    assert (stream[3], stream[7], stream[8], stream[-1]) == ("0.0", "-", "-", "-")
