@@ -19,6 +19,7 @@ from harness.timeline import Timeline, Window, blocked, length_s, overlap_s, uni
 ENGINE = "engine/0"
 ALIVE = "alive"  # a trajectory's life, from its sandbox's start to its end
 EXCHANGE = "exchange"  # new weights, from the request until the engine has loaded them
+TEACHER = "teacher/0"
 KINDS = ("learner", "engine", "sandbox")
 
 
@@ -86,18 +87,30 @@ def idle_devices(
     counted: Devices, ranks: Sequence[str], timeline: Timeline, windows: Sequence[Window]
 ) -> float | None:
     """Device-weighted idle. A device that engine and a learner's rank share is busy when either is;
-    ranks have equally many devices."""
+    ranks have equally many devices. A teacher's devices are its own."""
     inside = union(windows)
     if not length_s(inside):
         return None
-    tracks = timeline.unions([ENGINE, *ranks])
+    teacher = timeline.idle_fraction([TEACHER], windows) or 0.0
+    return (
+        _idle_pair(counted, ranks, timeline, inside) * (counted.total - counted.teacher)
+        + teacher * counted.teacher
+    ) / counted.total
+
+
+def _idle_pair(
+    counted: Devices, ranks: Sequence[str], timeline: Timeline, inside: Sequence[Window]
+) -> float:
+    """Of the devices of engine and learner."""
     if counted.placement == "colocated":
+        tracks = timeline.unions([ENGINE, *ranks])
         shared = [union([*tracks[ENGINE], *tracks[rank]]) for rank in ranks]
         busy = statistics.fmean(overlap_s(both, inside) for both in shared)
         return max(0.0, 1.0 - busy / length_s(inside))
-    engine = timeline.idle_fraction([ENGINE], windows) or 0.0
-    learner = timeline.idle_fraction(ranks, windows) or 0.0
-    return (counted.engine * engine + counted.learner * learner) / counted.total
+    engine = timeline.idle_fraction([ENGINE], inside) or 0.0
+    learner = timeline.idle_fraction(ranks, inside) or 0.0
+    devices = counted.engine + counted.learner
+    return (counted.engine * engine + counted.learner * learner) / devices
 
 
 def bound(config: Config) -> int | None:

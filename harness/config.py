@@ -103,10 +103,14 @@ class OverlongConfig:
 
 @dataclass
 class ObjectiveConfig:
-    """What is maximised, in the terms of the mathematics note, sections 2 and 4;
-    docs/exactness.md says of every option whether it can be streamed exactly, and why."""
+    """What is maximised, in the terms of the mathematics note, sections 2, 4 and 5;
+    docs/exactness.md says of every option whether it can be streamed exactly, and why.
+    `top_k`, `discount` and `task_weight` are those of name=opd (docs/distillation.md)."""
 
     name: str = "grpo"
+    top_k: int = 0  # of the teacher's tokens, for the reverse KL over them; 0: the sampled token's
+    discount: float = 0.0  # of the log-ratios of later tokens; 0: none of them counts
+    task_weight: float = 0.0  # of the group-relative advantages of the rewards; 0: no reward counts
     estimator: str = "mean_std_population"
     aggregation: str = "token_mean"
     epsilon: float = 1e-6
@@ -158,6 +162,24 @@ class PolicyConfig:
     name: str = "tiny"
     path: str | None = None
     lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+@dataclass
+class TeacherConfig:
+    """Who scores the policy's tokens under objective=opd. `path` is the folder of its weights, and
+    of its tokenizer whoever it is; null takes what `policy` stands for. Settings that `name` does
+    not use stay null."""
+
+    name: str = "torch"
+    policy: str = "tiny_teacher"
+    path: str | None = None
+    devices: int = 1  # threads of its process, which are none of the schedule's
+    sessions: int = 64  # trajectories whose keys and values it keeps
+    file: str | None = None  # of recorded: a trajectories.jsonl whose tokens a teacher has scored
+    url: str | None = None  # of vllm: http://HOST:PORT, a server with prompt log-probabilities
+    model: str | None = None  # of vllm: the server's name for it
+    timeout_s: float = 60.0
+    wait_s: float = 0.5  # before a turn is tried again; doubled each time
 
 
 @dataclass
@@ -288,6 +310,7 @@ class Config:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)

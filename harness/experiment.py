@@ -26,13 +26,14 @@ from harness.interrupt import Interrupted, run_async
 from harness.learner.log import LoggedLearner
 from harness.manifest import manifest
 from harness.nvml import open_sampler
-from harness.objectives.grpo import Grpo
+from harness.objectives import opd
 from harness.parity import describe
 from harness.parts import Parts, make_rollouts, open_parts, reward_penalty
 from harness.protocols import Schedule, Trajectory
 from harness.records import Records
 from harness.replay import Replay, whole_batches
 from harness.snapshots import Snapshots
+from harness.teachers.select import make_scoring
 from harness.timeline import Timeline
 from harness.tracking import open_tracker
 from harness.training import Training
@@ -174,14 +175,19 @@ class Experiment:
         config = self._config
         self._display.phase("training")
         self._display.budget(config.budget.kind, config.budget.limit)
+        scoring = make_scoring(config, parts.teacher, parts.clock)
         rollouts = make_rollouts(
-            config, parts, config.rollout.temperature, reward_penalty(config, parts.learner)
+            config,
+            parts,
+            config.rollout.temperature,
+            reward_penalty(config, parts.learner),
+            scoring,
         )
         source: Any = rollouts
         if config.replay is not None:
             source = Replay(
                 self._recorded, parts.engine, parts.clock, config.rollout.temperature,
-                origin_s=parts.clock.origin_s,
+                origin_s=parts.clock.origin_s, scoring=scoring,
             )  # fmt: skip
         schedule: Schedule = load(config.schedule.target)(config)
         learner = LoggedLearner(parts.learner, self._folder / "learner.jsonl")
@@ -189,12 +195,13 @@ class Experiment:
         self.training = Training(
             learner=learner,
             engine=parts.engine,
-            objective=Grpo(config.objective, config.rollout.group_size),
+            objective=opd.make(config.objective, config.rollout.group_size),
             budget=Budget(config.budget, devices(config).total, parts.clock),
             clock=parts.clock,
             timeline=self.timeline,
             begin=source.begin,
             take_intervals=source.take_intervals,
+            scoring=scoring,
             tasks=parts.environment.tasks(config.env.split),
             groups_per_batch=config.rollout.groups_per_batch,
             chunk_tokens=config.schedule.chunk_tokens,
@@ -223,6 +230,7 @@ class Experiment:
                 sampler.stop()
                 self.nvml = sampler.summary(self.training.windows)
             self.errors.update(rollouts.infrastructure_errors)
+            self.errors.update(scoring.errors if scoring is not None else {})
             await learner.close()
         await parts.clock.cancel_all()
         await self.training.drain()  # the open batch's share, if there is one

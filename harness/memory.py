@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.config import Config
+from harness.objectives import opd
 from harness.objectives.estimators import ESTIMATORS
-from harness.objectives.grpo import Grpo
 from harness.protocols import UsageError
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
@@ -94,7 +94,7 @@ def ledger_plan(config: Config) -> LedgerPlan:
         max_open_groups=ledger.max_open_groups,
         gradient_bytes=ITEM_BYTES[config.learner.dtype],
         stored_bytes=ITEM_BYTES[ledger.dtype],
-        always=Grpo(objective, rollout.group_size).regularised,
+        always=opd.make(objective, rollout.group_size).regularised,
         parity=config.parity.every > 0,
     )
 

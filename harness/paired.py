@@ -30,12 +30,13 @@ from harness.budget import Budget
 from harness.cluster.worker import load
 from harness.config import BudgetConfig, Config
 from harness.interrupt import run_async
-from harness.objectives.grpo import Grpo
+from harness.objectives import opd
 from harness.overlap import overlap, run_efficiency
 from harness.paired_options import parse, recording
 from harness.parts import Parts, open_parts
 from harness.protocols import Group, Schedule, Sink, Task
 from harness.replay import Replay
+from harness.teachers.select import make_scoring
 from harness.timeline import Timeline
 from harness.timings import History
 from harness.training import Training
@@ -72,7 +73,7 @@ class Variant:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.schedule: Schedule = load(config.schedule.target)(config)
-        self.objective = Grpo(config.objective, config.rollout.group_size)
+        self.objective = opd.make(config.objective, config.rollout.group_size)
         self.timings = History(separate=self.objective.regularised)
         self.rows: list[Row] = []
 
@@ -121,7 +122,7 @@ async def play(variants: Sequence[Variant], recorded: Batches, updates: int, wor
         async with open_parts(config, "paired", Path(folder), say=say) as parts:
             replay = Replay(
                 recorded, parts.engine, parts.clock, config.rollout.temperature, workload,
-                config.seed, parts.clock.origin_s,
+                config.seed, parts.clock.origin_s, make_scoring(config, parts.teacher, parts.clock),
             )  # fmt: skip
             version = 0
             for variant in variants:

@@ -24,6 +24,8 @@ from harness.policy import lora
 from harness.prompts import check_prompts
 from harness.protocols import Environment, Learner, SandboxProvider, Task, Trajectory
 from harness.rollout import Penalty, Rollouts
+from harness.teachers.protocol import Teacher
+from harness.teachers.scoring import Scoring
 
 ENVIRONMENTS = {
     "swebench": "environments.swebench.environment:SweBench",
@@ -43,6 +45,7 @@ class Parts:
     learner: Any
     chat: Any
     policy_folder: Path | None
+    teacher: Teacher | None = None  # where the objective has one, and something trains
     trains_on_evaluation: bool = False  # on tasks that were made for evaluation, as asked
 
 
@@ -71,7 +74,7 @@ async def open_parts(
             provider = await _provider(environment, config, run_id, weights is not None)
             stack.push_async_callback(provider.close)
             say(f"sandbox: {provider.why}")
-        engine = learner = chat = folder = None
+        engine = learner = chat = folder = teacher = None
 
         def slow_imports() -> None:
             # One after the other: two threads that parse source at once can meet a defect of
@@ -85,6 +88,7 @@ async def open_parts(
             from harness.engines.client import TorchEngineClient
             from harness.policy.load import resolve
             from harness.policy.tokenizer import ChatTokens
+            from harness.teachers.select import make_teacher
 
             folder = resolve(config.policy.path or config.policy.name)
             chat = ChatTokens(folder)
@@ -111,9 +115,15 @@ async def open_parts(
                 )
                 stack.push_async_callback(learner.close)
                 starts.append(learner.start())
+                teacher = make_teacher(config, folder)
+                if teacher is not None:
+                    stack.push_async_callback(teacher.close)
+                    starts.append(teacher.start())
         await asyncio.gather(*starts)
         stack.push_async_callback(clock.cancel_all)  # first on the way out: rollouts use the rest
-        yield Parts(clock, environment, provider, engine, learner, chat, folder, on_evaluation)
+        yield Parts(
+            clock, environment, provider, engine, learner, chat, folder, teacher, on_evaluation
+        )
 
 
 async def _provider(
@@ -207,10 +217,14 @@ def reward_penalty(config: Config, learner: Learner) -> Penalty | None:
 
 
 def make_rollouts(
-    config: Config, parts: Parts, temperature: float, penalty: Penalty | None = None
+    config: Config,
+    parts: Parts,
+    temperature: float,
+    penalty: Penalty | None = None,
+    scoring: Scoring | None = None,
 ) -> Rollouts:
     """The agent loop at one sampling temperature (training and evaluation may differ, and only
-    training has a `penalty`)."""
+    training has a `penalty`, or a teacher's `scoring`)."""
     policy = PolicyAgent(parts.engine, parts.chat, config.rollout, temperature)
 
     def make_agent(task: Task) -> Agent:
@@ -227,4 +241,5 @@ def make_rollouts(
         parts.clock.origin_s,
         penalty,
         asyncio.Semaphore(config.sandbox.verify_parallel or config.sandbox.max_parallel),
+        scoring,
     )

@@ -29,8 +29,8 @@ __all__ = [
     "FlowRun", "FoldSpec", "Generation", "Group", "GroupClosed", "InfrastructureError",
     "Interval", "Learner", "ParityFigures", "Release", "RewardArrived", "Sandbox",
     "SandboxProvider", "SandboxSpec", "Schedule", "Sink", "StepStats", "Submission", "Task",
-    "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn", "TurnFinished", "UsageError",
-    "Verdict", "VersionSpan",
+    "TeacherScores", "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn", "TurnFinished",
+    "UsageError", "Verdict", "VersionSpan",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -66,6 +66,22 @@ class Turn:
     out_of_memory: bool = False
 
 
+@dataclass
+class TeacherScores:
+    """A teacher's log-probabilities of N generated tokens in their order, at the temperature that
+    they were sampled at; where asked for, its K likeliest tokens at each of the N places."""
+
+    logprobs_N: list[float] = field(default_factory=list)
+    top_tokens_NK: list[list[int]] = field(default_factory=list)
+    top_logprobs_NK: list[list[float]] = field(default_factory=list)
+
+    def extend(self, later: TeacherScores) -> None:
+        """Append those of the tokens that follow."""
+        self.logprobs_N += later.logprobs_N
+        self.top_tokens_NK += later.top_tokens_NK
+        self.top_logprobs_NK += later.top_logprobs_NK
+
+
 EndReason = Literal["submit", "turn_limit", "token_limit", "context_limit", "time_limit"]
 
 
@@ -75,7 +91,8 @@ class Trajectory:
 
     `tokens_T`, `action_mask_T` (1 on generated tokens) and `behaviour_logprobs_T` (0 elsewhere)
     have the same length. `reward` is None until the verdict; `infrastructure_error` is the kind of
-    the failure that lost it (then reward stays None).
+    the failure that lost it (then reward stays None). `teacher` has the scores of its generated
+    tokens under objective=opd: of a prefix of them while it runs, of all when it has finished.
     """
 
     trajectory_id: str
@@ -99,6 +116,7 @@ class Trajectory:
     finished_s: float = 0.0
     reward_s: float = 0.0
     verify_s: float = 0.0
+    teacher: TeacherScores | None = None
 
     @property
     def action_tokens(self) -> int:

@@ -30,6 +30,7 @@ from harness.protocols import (
     VersionSpan,
 )
 from harness.slots import Slots
+from harness.teachers.scoring import Scoring
 from harness.trajectory_lines import read
 from harness.workload import Batches, transform
 
@@ -88,14 +89,18 @@ class Replay:
         workload: str = "recorded",
         seed: int = 0,
         origin_s: float = 0.0,
+        scoring: Scoring | None = None,
     ) -> None:
-        """`origin_s` is the machine's time at which the clock began."""
+        """`origin_s` is the machine's time at which the clock began. With `scoring` a teacher
+        scores the turns as they are played, whatever was recorded; one that it cannot score ends
+        the run, because a replay starts nothing again."""
         played = transform(recorded, workload, seed)
         self._groups = [ts for groups in played.values() for ts in groups.values()]
         self._engine = engine
         self._clock = clock
         self._temperature = temperature
         self._origin_s = origin_s
+        self._scoring = scoring
         self._slots = Slots()
         self._intervals: list[Interval] = []
 
@@ -165,6 +170,8 @@ class Replay:
                 for s in completion.version_spans
             ]
             generated_s = clock.now()
+            if self._scoring is not None:
+                self._scoring.turn(played, turn.action_start, turn.action_end)
             await clock.sleep(turn.exec_s)
             played.turns.append(
                 Turn(turn.action_start, turn.action_end, started_s, generated_s, clock.now(),
@@ -172,6 +179,8 @@ class Replay:
             )  # fmt: skip
             emit(TurnFinished(played, number))
         await self._engine.release(played.trajectory_id)
+        if self._scoring is not None:
+            await self._scoring.finished(played)
         played.finished_s = clock.now()
         emit(TrajectoryFinished(played))
         await clock.sleep(original.reward_s - original.finished_s)

@@ -12,7 +12,7 @@ import hashlib
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
@@ -41,6 +41,7 @@ from harness.protocols import (
     Verdict,
 )
 from harness.slots import Slots
+from harness.teachers.scoring import Scoring
 from harness.timeline import blocked
 
 Emit = Callable[[Event], None]
@@ -68,11 +69,14 @@ class Rollouts:
         origin_s: float,
         penalty: Penalty | None = None,
         verification: AbstractAsyncContextManager[Any] | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         """`penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
         reward); the verdict's own stays in the trajectory's report. Every verification happens
-        inside `verification`, which may limit how many do at once."""
+        inside `verification`, which may limit how many do at once. With `scoring` a teacher scores
+        each turn while its tool call runs, and a trajectory has finished once all are scored."""
         self._penalty = penalty
+        self._scoring = scoring
         self._verification = verification or nullcontext()
         self._environment = environment
         self._make_agent = make_agent
@@ -145,7 +149,7 @@ class Rollouts:
         agent = self._make_agent(task)
         slot = self._slots.take()
         sandbox: Sandbox | None = None
-        penalty = None
+        penalty = finishing = None
         trajectory.started_s = clock.now()
         try:
             try:
@@ -156,8 +160,7 @@ class Rollouts:
                 await self._turns(task, trajectory, agent, sandbox, slot, emit)
             finally:
                 await agent.close(trajectory)
-            trajectory.finished_s = clock.now()
-            emit(TrajectoryFinished(trajectory))
+            finishing = self._finish(trajectory, emit)
             if self._penalty is not None:  # while the verifier runs
                 penalty = clock.spawn(
                     self._penalty(trajectory), f"penalty-{trajectory.trajectory_id}"
@@ -179,12 +182,33 @@ class Rollouts:
             finally:  # what it did not work in its life, it was blocked
                 self._busy(slot, ALIVE, trajectory.started_s, trajectory, blocked)
                 self._slots.give(slot)
+                if self._scoring is not None and finishing is None:
+                    await self._scoring.forget(trajectory)
         # Only now: until its sandbox is gone the trajectory can still be lost.
+        if finishing is not None:
+            await finishing
         if penalty is not None:
             verdict = _shaped(trajectory, verdict, await penalty)
         trajectory.reward, trajectory.report = verdict.reward, verdict.report
         trajectory.reward_s = clock.now()
         emit(RewardArrived(trajectory))
+
+    def _finish(self, trajectory: Trajectory, emit: Emit) -> Awaitable[None] | None:
+        """The tokens are fixed. Where a teacher has to score the last of them, that goes on beside
+        the verifier, and is what is returned."""
+        if self._scoring is None:
+            trajectory.finished_s = self._clock.now()
+            emit(TrajectoryFinished(trajectory))
+            return None
+        return self._clock.spawn(
+            self._scored(self._scoring, trajectory, emit), f"scored-{trajectory.trajectory_id}"
+        )
+
+    async def _scored(self, scoring: Scoring, trajectory: Trajectory, emit: Emit) -> None:
+        await scoring.finished(trajectory)
+        if trajectory.infrastructure_error is None:  # the verifier's may have lost it meanwhile
+            trajectory.finished_s = self._clock.now()
+            emit(TrajectoryFinished(trajectory))
 
     async def _turns(
         self,
@@ -210,6 +234,8 @@ class Rollouts:
                 return  # the context was full: no turn was taken
             turn = Turn(_action_start(trajectory), len(trajectory.tokens_T), started_s, clock.now())
             trajectory.turns.append(turn)
+            if self._scoring is not None:
+                self._scoring.turn(trajectory, turn.action_start, turn.action_end)
             command = environment.action(text) if text is not None else None
             if text is not None and command is None:
                 trajectory.end = "submit"

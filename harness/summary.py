@@ -17,7 +17,7 @@ from harness.outcomes import Outcomes
 from harness.overlap import run_efficiency
 from harness.peers import peers
 from harness.records import blank_summary
-from harness.timeline import Timeline
+from harness.timeline import Timeline, Window
 from harness.training import Training
 from harness.update_row import Row
 
@@ -36,6 +36,7 @@ _METRICS = {
     "staleness_mean": "staleness/mean",
     "staleness_max": "staleness/max",
     "reward_mean": "reward/mean",
+    "reverse_kl_mean": "distillation/reverse_kl_mean",
     "groups_degenerate": "reward/groups_degenerate",
     "groups_dropped": "reward/groups_dropped",
     "turns_mean": "tokens/turns_mean",
@@ -115,6 +116,24 @@ def summarise(
     return summary
 
 
+def _distillation(
+    config: Config, rows: Sequence[Row], timeline: Timeline, windows: Sequence[Window]
+) -> dict[str, Any]:
+    """Who taught, and the mean reverse KL per token of the first and the last update."""
+    teacher = timeline.resources("teacher")
+    return {
+        "teacher": config.teacher.name,
+        "top_k": config.objective.top_k,
+        "task_weight": config.objective.task_weight,
+        "reverse_kl": {
+            "first": rows[0]["reverse_kl_mean"] if rows else None,
+            "last": rows[-1]["reverse_kl_mean"] if rows else None,
+        },
+        "teacher_busy_s": timeline.busy_s(teacher, windows),
+        "teacher_idle": timeline.idle_fraction(teacher, windows),
+    }
+
+
 def released(rows: Sequence[Row]) -> dict[str, Any]:
     """What `release=auto` came to: `release_chosen` is the rung that most updates were played at
     (of several, the last played), `release_why` the reason its last update had, `release_updates`
@@ -164,6 +183,8 @@ def _add_training(
         "first": rows[0]["reward_mean"] if rows else None,
         "last": rows[-1]["reward_mean"] if rows else None,
     }
+    if config.objective.name == "opd":
+        summary["distillation"] = _distillation(config, rows, timeline, training.windows)
     summary["parity"] = training.parity.summary()
     if config.schedule.release == "auto" and rows:
         summary |= released(rows)

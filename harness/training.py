@@ -31,6 +31,7 @@ from harness.protocols import (
     Trajectory,
 )
 from harness.recorder import Recorder
+from harness.teachers.scoring import Scoring
 from harness.timeline import Timeline, Window
 from harness.timings import History, UpdateTimings
 from harness.update_row import Row
@@ -57,6 +58,7 @@ class Training:
         timeline: Timeline,
         begin: Begin,
         take_intervals: Callable[[], list[Any]],
+        scoring: Scoring | None = None,
         tasks: Sequence[Task],
         groups_per_batch: int,
         chunk_tokens: int,
@@ -80,6 +82,7 @@ class Training:
         self._timeline = timeline
         self._begin_group = begin
         self._take_intervals = take_intervals
+        self._scoring = scoring
         self._order = task_order(tasks, seed)
         self.groups_per_batch = groups_per_batch
         self._group_size, self._room, self._in_flight = group_size, room, in_flight
@@ -218,6 +221,8 @@ class Training:
         drained = Timeline(self._timeline.origin_s)
         drained.extend(await self.learner.drain_intervals())
         drained.extend(await self._engine.drain_intervals())
+        if self._scoring is not None:
+            drained.extend(await self._scoring.drain_intervals())
         drained.extend(self._take_intervals())
         self._timeline.extend(drained.intervals)
         return drained

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.outcomes import failure
-from harness.protocols import Trajectory, Turn, UsageError, VersionSpan
+from harness.protocols import TeacherScores, Trajectory, Turn, UsageError, VersionSpan
 
 _PLAIN = (
     "trajectory_id", "task_id", "difficulty", "group", "index", "seed", "attempt", "reward", "end",
@@ -45,6 +45,11 @@ def encode(trajectory: Trajectory) -> dict[str, Any]:
             for value, mask in zip(trajectory.behaviour_logprobs_T, mask_T, strict=True)
             if mask
         ],
+        **(
+            {}
+            if trajectory.teacher is None
+            else {"teacher": dataclasses.asdict(trajectory.teacher)}
+        ),
     }
 
 
@@ -64,6 +69,7 @@ def decode(line: dict[str, Any]) -> Trajectory:
         version_spans=[VersionSpan(*span) for span in line["version_spans"]],
         turns=[Turn(**turn) for turn in line["turns"]],
         report=line["report"],
+        teacher=TeacherScores(**line["teacher"]) if "teacher" in line else None,
     )
 
 

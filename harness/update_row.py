@@ -10,6 +10,7 @@ from harness.accounting import Trained
 from harness.batch import LiveBatch
 from harness.objectives import ratios
 from harness.objectives.grpo import Grpo
+from harness.objectives.opd import reverse_kl
 from harness.protocols import StepStats
 from harness.timeline import Timeline, Window
 
@@ -40,6 +41,7 @@ def content(batch: LiveBatch, trained: Sequence[Trained], objective: Grpo) -> Ro
         "exec_s": _mean([turn.exec_s for t in kept for turn in t.turns]),
         "verify_s": _mean([t.verify_s for t in kept if t.end == "submit"]),
         "reward_mean": _mean(rewards),
+        "reverse_kl_mean": reverse_kl(kept),
         "turns_mean": _mean([float(len(t.turns)) for t in kept]),
         "groups": " ".join(str(group.group) for group in batch.groups),
         "groups_degenerate": sum(not g.dropped and objective.degenerate(g) for g in batch.groups),

@@ -15,12 +15,12 @@ from environments.sandbox.options import check_mirrors
 from harness import schedule_rules
 from harness.cluster import devices, pinning
 from harness.config import Config, SandboxConfig, lookup
-from harness.objectives import contradictions, exactness, offpolicy
+from harness.objectives import contradictions, exactness, offpolicy, opd
 from harness.objectives.estimators import ESTIMATORS
-from harness.objectives.grpo import Grpo
 from harness.policy import architecture, lora
 from harness.policy.load import resolve
 from harness.protocols import UsageError
+from harness.teachers import select as teachers
 
 CHOICES: dict[str, Sequence[str | None]] = {
     "schedule.release": (None, "batch", "group", "reward", "submit", "auto"),
@@ -30,7 +30,7 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "schedule.correction": offpolicy.NAMES,
     "schedule.correction_level": ("token", "sequence"),
     "agent.name": ("policy", "oracle", "nop"),
-    "objective.name": ("grpo",),
+    "objective.name": ("grpo", "opd"),
     "objective.kl.estimator": ("k1", "k2", "k3"),
     "objective.kl.place": ("loss", "reward"),
     "objective.entropy.estimator": ("full", "sampled"),
@@ -43,6 +43,7 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "objective.dynamic_sampling": ("none", "filter", "refill"),
     "objective.normaliser_scope": ("batch", "micro_batch"),
     "policy.name": ("tiny", "smollm2", "hf"),
+    "teacher.name": ("torch", "recorded", "vllm"),
     "engine.name": ("torch",),
     "learner.name": ("torch",),
     "learner.device": ("cpu", "cuda"),
@@ -70,6 +71,9 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "schedule.correction_high": (1, 1e6, True),
     "objective.epsilon": (0, math.inf, True),
     "objective.constant_tokens": (1, math.inf, True),
+    "objective.top_k": (0, math.inf, True),
+    "objective.discount": (0, 1, True),
+    "objective.task_weight": (0, math.inf, True),
     "objective.kl.coefficient": (0, math.inf, True),
     "objective.entropy.coefficient": (0, math.inf, True),
     "objective.importance.low": (0, 1e6, False),
@@ -89,6 +93,10 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "rollout.temperature": (0, math.inf, False),
     "rollout.time_limit_s": (0, math.inf, False),
     "rollout.retries": (0, math.inf, True),
+    "teacher.devices": (1, math.inf, True),
+    "teacher.sessions": (1, math.inf, True),
+    "teacher.timeout_s": (0, math.inf, False),
+    "teacher.wait_s": (0, math.inf, True),
     "engine.slots": (1, math.inf, True),
     "learner.ranks": (1, math.inf, True),
     "learner.beta1": (0, 1, True),
@@ -114,15 +122,16 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "policy.lora.alpha": (0, math.inf, False),
     "seed": (0, 2**63 - 1, True),
 }
-_FILES = ("policy.path", "replay")
+_FILES = ("policy.path", "replay", "teacher.path", "teacher.file")
 _TARGETS = ("schedule.target", "ledger.target")
 
 
 def validate(config: Config) -> None:
     """Raises UsageError, one line, for the first setting that cannot be run."""
     check_values(config)
-    Grpo(config.objective, config.rollout.group_size)  # says itself what it cannot be
+    opd.make(config.objective, config.rollout.group_size)  # says itself what it cannot be
     contradictions.check(config.objective)
+    opd.check(config)
     exactness.check(config)
     if config.ledger.form == "affine" and not ESTIMATORS[config.objective.estimator].affine:
         raise UsageError(
@@ -151,6 +160,7 @@ def validate(config: Config) -> None:
     _exists("env.data_dir", getattr(config.env, "data_dir", None))  # not every environment has one
     for key in _FILES:
         _exists(key, lookup(config, key))
+    teachers.check(config)
     folder = resolve(config.policy.path or config.policy.name)
     if config.agent.name == "policy":
         architecture.check(folder, config.rollout.max_context_tokens)

@@ -21,8 +21,8 @@ import torch
 from harness.cluster.worker import load
 from harness.config import Config, ObjectiveConfig
 from harness.learner.torch_learner import TorchLearner
+from harness.objectives import opd
 from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
-from harness.objectives.grpo import Grpo
 from harness.parity import GAP_FACTOR, GRADIENT_FACTOR
 from harness.parts import learner_options
 from harness.policy.load import load_for_training
@@ -184,7 +184,7 @@ class Check:
     def _adversarial(
         self, groups: list[Group], draw: random.Random, config: Config
     ) -> RecordedBatch:
-        trained = Grpo(config.objective, self._shape.size).enters
+        trained = opd.make(config.objective, self._shape.size).enters
         entering = [t for g in groups for t in g.trajectories if t.action_tokens and trained(t)]
         lost = draw.sample(entering, min(2, len(entering)))
         distances = draw.randint(1, 6), 0
@@ -250,8 +250,9 @@ class Check:
             gap, control_gap = self.gap(case)
             ok = ok and control_gap > 0.0 and gap <= GAP_FACTOR * control_gap
         return {
-            "objective": "grpo", "estimator": case.estimator, "aggregation": case.aggregation,
-            "release": case.release, "form": case.form, "dtype": self._dtype,
+            "objective": self._objective.name, "estimator": case.estimator,
+            "aggregation": case.aggregation, "release": case.release, "form": case.form,
+            "dtype": self._dtype,
             "gradient_relative_error": error, "control_relative_error": control,
             "parameter_gap": gap, "control_parameter_gap": control_gap, "ok": ok,
         }  # fmt: skip

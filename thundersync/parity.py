@@ -1,6 +1,6 @@
 """Parity: is the streamed update the synchronous update?
 
-    python -m thundersync.parity [objective=grpo] [dtype=float32|float64]
+    python -m thundersync.parity [objective=grpo|opd] [dtype=float32|float64]
         [policy=tiny|smollm2|FOLDER] [lora=RANK] [cases=all|release|NAME,...]
         [groups=4] [size=6] [tokens=90] [permutations=20] [objective.KEY=VALUE ...]
 
@@ -18,6 +18,10 @@ time for. A NAME is a part of a case (`batch_std`) or estimator/aggregation/rele
 wildcards (`mean/*/submit/auto`). `groups`, `size` and `tokens` are a batch's groups, a group's
 trajectories, and the longest of them; fewer permutations make the check stricter, not laxer. The
 objective's further terms (`objective.kl.coefficient=0.1`) hold in every case that takes them.
+
+`objective=opd` checks on-policy distillation with made-up scores of a teacher: of the sampled
+token, over the teacher's likeliest tokens, with a discount, and beside a task's reward; or the one
+that `objective.top_k`, `objective.discount` or `objective.task_weight` says.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +42,9 @@ from harness.policy.load import resolve
 from harness.protocols import UsageError
 from thundersync.check import FLOAT64_LIMIT, PERMUTATIONS, Case, Check, Shape, cases
 from thundersync.terms import parse as parse_terms
-from thundersync.terms import takes
+from thundersync.terms import takes, variants
+
+OBJECTIVES = ("grpo", "opd")
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,12 @@ def parse(arguments: Sequence[str]) -> Options:
             given[key] = int(value)
         else:
             given[key] = value
-    options = Options(**given, terms=parse_terms(terms))
-    if options.objective != "grpo":
-        raise UsageError(f"objective={options.objective}: not available; there is: grpo")
+    options = Options(**given)
+    if options.objective not in OBJECTIVES:
+        raise UsageError(
+            f"objective={options.objective}: not available; there is: {', '.join(OBJECTIVES)}"
+        )
+    options = replace(options, terms=parse_terms(terms, options.objective))
     if options.dtype not in ("float32", "float64"):
         raise UsageError(f"dtype={options.dtype}: take float32 or float64")
     select(options.cases, options.terms)
@@ -112,26 +121,28 @@ def table(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
     """Check every chosen case; the closing line's value."""
     began_s = time.monotonic()
     shape = Shape(options.groups, options.size, options.tokens)
+    rows: list[dict[str, Any]] = []
+    check: Check | None = None
     with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
-        check = Check(
-            resolve(options.policy), options.dtype, Path(folder), shape, options.permutations,
-            lora.adapters(LoraConfig(rank=options.lora), seed=0), options.terms,
-        )  # fmt: skip
-        say(
-            f"{options.policy}, {options.dtype}: {check.parameters:,} trained parameters, "
-            f"{shape.groups} groups x {shape.size} trajectories, {check.tokens} tokens"
-        )
-        rows = []
-        for case in select(options.cases, options.terms):
-            row = check.row(case)
-            rows.append(row)
-            say(describe(row))
+        for name, terms in variants(options.terms).items():
+            check = Check(
+                resolve(options.policy), options.dtype, Path(folder), shape, options.permutations,
+                lora.adapters(LoraConfig(rank=options.lora), seed=0), terms,
+            )  # fmt: skip
+            if not rows:
+                say(
+                    f"{options.policy}, {options.dtype}: {check.parameters:,} trained parameters, "
+                    f"{shape.groups} groups x {shape.size} trajectories, {check.tokens} tokens"
+                )
+            for case in select(options.cases, terms):
+                rows.append(check.row(case) | {"terms": name})
+                say(describe(rows[-1]))
     return {
         "policy": options.policy,
         "dtype": options.dtype,
         "lora": options.lora,
-        "trained_parameters": check.parameters,
-        "tokens": check.tokens,
+        "trained_parameters": check and check.parameters,
+        "tokens": check and check.tokens,
         "permutations": options.permutations,
         "seconds": round(time.monotonic() - began_s, 1),
         "rows": rows,
@@ -143,11 +154,13 @@ def describe(row: dict[str, Any]) -> str:
     """One row; 80 columns where it has no parameter gap."""
     control = row["control_relative_error"]
     bound = f"control {control:.1e}" if control is not None else f"limit {FLOAT64_LIMIT:.0e}"
-    gap = ""
+    gap, term = "", row["estimator"]
+    if row["objective"] == "opd":
+        term = row["terms"]
     if row["parameter_gap"] is not None:
         gap = f" gap {row['parameter_gap']:.1e} control {row['control_parameter_gap']:.1e}"
     return (
-        f"{row['estimator']:<20}{row['aggregation']:<20}{row['release']:<7}{row['form']:<7}"
+        f"{term:<20}{row['aggregation']:<20}{row['release']:<7}{row['form']:<7}"
         f"{row['gradient_relative_error']:.1e} {bound}{gap} {'ok' if row['ok'] else 'FAILED'}"
     )
 

@@ -17,7 +17,7 @@ import torch
 from harness.config import Config
 from harness.learner.client import scored
 from harness.learner.torch_learner import TorchLearner
-from harness.objectives.grpo import Grpo
+from harness.objectives import opd
 from harness.packing import abreast, pack
 from harness.protocols import (
     Event,
@@ -222,7 +222,7 @@ class RecordedRun:
     ) -> None:
         self.learner = learner
         self.ranks = config.learner.ranks
-        self._objective = Grpo(config.objective, config.rollout.group_size)
+        self._objective = opd.make(config.objective, config.rollout.group_size)
         self._batches = batches
         self._pack = pack_chunks
         self._chunk_tokens = config.schedule.chunk_tokens

@@ -1,5 +1,6 @@
 """What made-up trajectories need for an objective's further terms: how they ended, what the engine
-thought of their tokens, a reference that the policy has left, penalties on rewards."""
+and a teacher thought of their tokens, a reference that the policy has left, penalties on rewards.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +17,26 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config import Config, ObjectiveConfig
 from harness.learner.client import scored
 from harness.learner.scoring import Scorer
-from harness.objectives import contradictions, exactness
-from harness.protocols import Group, UsageError
+from harness.objectives import contradictions, exactness, opd
+from harness.protocols import Group, TeacherScores, UsageError
 from harness.validation import check_values
 
+# What a distillation is checked with where no setting of it is given.
+DISTILLATIONS: dict[str, dict[str, Any]] = {
+    "sampled": {},
+    "top_k": {"top_k": 16},
+    "discount": {"discount": 0.9},
+    "with_task": {"task_weight": 0.5},
+}
 ENDS = ("submit", "submit", "submit", "turn_limit", "context_limit")
 
 
-def parse(settings: Sequence[str]) -> ObjectiveConfig:
+def parse(settings: Sequence[str], name: str = "grpo") -> ObjectiveConfig:
     """An objective from `objective.key=value` arguments. Raises UsageError for what cannot be
     streamed exactly, or at all."""
     try:
-        given = OmegaConf.from_dotlist([s.removeprefix("objective.") for s in settings])
+        keys = [f"name={name}", *(s.removeprefix("objective.") for s in settings)]
+        given = OmegaConf.from_dotlist(keys)
         node = OmegaConf.merge(OmegaConf.structured(ObjectiveConfig), given)
         objective: Any = OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
@@ -35,12 +44,26 @@ def parse(settings: Sequence[str]) -> ObjectiveConfig:
     config = Config(objective=objective)
     check_values(config, "objective.")
     contradictions.check(objective)
+    opd.check(config)
     exactness.check(config)
     return objective
 
 
+def variants(objective: ObjectiveConfig) -> dict[str, ObjectiveConfig]:
+    """The objectives to check, by name: every distillation where none is said; else the given
+    one."""
+    if objective.name != "opd":
+        return {objective.name: objective}
+    if any(getattr(objective, key) for way in DISTILLATIONS.values() for key in way):
+        return {"given": objective}
+    return {name: replace(objective, **way) for name, way in DISTILLATIONS.items()}
+
+
 def takes(estimator: str, terms: ObjectiveConfig) -> bool:
-    """Whether an update with this estimator and these terms can be streamed exactly."""
+    """Whether an update with this estimator and these terms can be streamed exactly. A distillation
+    without a task has no estimator: it is checked under the default one."""
+    if terms.name == "opd" and not terms.task_weight and estimator != ObjectiveConfig().estimator:
+        return False
     config = Config(objective=replace(terms, estimator=estimator))
     return not any(row.verdict == "refused" and row.applies(config) for row in exactness.TABLE)
 
@@ -55,9 +78,27 @@ def left_behind(model: Any) -> Any:
     return reference
 
 
+def teach(groups: Sequence[Group], model: Any, top_k: int) -> None:
+    """Scores of a teacher a little way off the policy, over the vocabulary's probabilities."""
+    teacher = left_behind(model)
+    for t in (t for g in groups for t in g.trajectories):
+        tokens = torch.tensor([t.tokens_T])
+        acts = torch.tensor(t.action_mask_T[1:], dtype=torch.bool)
+        with torch.no_grad():
+            logprobs_NV = teacher(input_ids=tokens).logits[0, :-1][acts].log_softmax(-1)
+        chosen_N = logprobs_NV.gather(1, tokens[0, 1:][acts][:, None])[:, 0]
+        t.teacher = TeacherScores(chosen_N.tolist())
+        if top_k:
+            top = logprobs_NV.topk(top_k, -1)
+            t.teacher.top_tokens_NK = top.indices.tolist()
+            t.teacher.top_logprobs_NK = top.values.tolist()
+
+
 def furnish(groups: Sequence[Group], model: Any, objective: ObjectiveConfig, seed: int) -> None:
     """Complete trajectories in place, as far as the objective needs it."""
     draw = random.Random(seed)
+    if objective.name == "opd":
+        teach(groups, model, objective.top_k)
     kl = objective.kl
     in_reward = kl.place == "reward" and kl.coefficient > 0.0
     scorer = Scorer(model, 1.0, objective, left_behind(model) if in_reward else None)

@@ -12,21 +12,25 @@ TAKES_TURNS = ("sync",)  # schedules whose engine and learner never work at the 
 
 @dataclass(frozen=True)
 class Devices:
-    """`engine` and `learner` count each one's devices. Under placement=colocated they are the same
-    devices, so that `total` is that number and not the sum: budget.kind=device_s counts `total`."""
+    """`engine` and `learner` count each one's devices, `teacher` those of a teacher that runs here.
+    Under placement=colocated engine and learner are on the same devices, so that `total` has them
+    once: budget.kind=device_s counts `total`."""
 
     placement: str
     engine: int
     learner: int
     total: int
+    teacher: int = 0
 
 
 def devices(config: Config) -> Devices:
     """The run's devices, for budget, manifest and pinning alike."""
     schedule = config.schedule
     engine, learner = schedule.engine_devices, schedule.learner_devices
-    shared = schedule.placement == "colocated"
-    return Devices(schedule.placement, engine, learner, engine if shared else engine + learner)
+    here = config.objective.name == "opd" and config.teacher.name == "torch"
+    teacher = config.teacher.devices if here else 0
+    total = teacher + (engine if schedule.placement == "colocated" else engine + learner)
+    return Devices(schedule.placement, engine, learner, total, teacher)
 
 
 def check(config: Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from harness.cluster.devices import devices
+from harness.cluster.devices import Devices, devices
 from harness.config import Config
 from harness.protocols import UsageError
 
@@ -24,9 +24,24 @@ def cores(config: Config) -> tuple[list[int] | None, list[int] | None]:
         shared = " (the same ones)" if wanted.placement == "colocated" else ""
         raise UsageError(
             f"cluster.pin_cores=true: schedule.engine_devices={wanted.engine} and "
-            f"schedule.learner_devices={wanted.learner}{shared} need {wanted.total} cores, there "
+            f"schedule.learner_devices={wanted.learner}{shared}{_teacher(wanted)} need "
+            f"{wanted.total} cores, there "
             f"is {names}; take fewer devices, or cluster.pin_cores=false"
         )
     if wanted.placement == "colocated":
-        return there[: wanted.total], there[: wanted.total]
-    return there[: wanted.engine], there[wanted.engine : wanted.total]
+        return there[: wanted.engine], there[: wanted.engine]
+    both = wanted.engine + wanted.learner
+    return there[: wanted.engine], there[wanted.engine : both]
+
+
+def teacher_cores(config: Config) -> list[int] | None:
+    """The teacher's own, after those of `cores`; None where nothing is pinned."""
+    if cores(config) == (None, None):
+        return None
+    wanted = devices(config)
+    there = sorted(os.sched_getaffinity(0))
+    return there[wanted.total - wanted.teacher : wanted.total]
+
+
+def _teacher(wanted: Devices) -> str:
+    return f" and teacher.devices={wanted.teacher}" if wanted.teacher else ""

@@ -20,7 +20,14 @@ from harness.cluster.local import Worker, WorkerEnded, WorkerError
 from harness.learner.placement import Placement, alike_together, parts, split
 from harness.objectives.ratios import merged
 from harness.packing import pack
-from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats, Trajectory
+from harness.protocols import (
+    FoldSpec,
+    Interval,
+    ParityFigures,
+    StepStats,
+    TeacherScores,
+    Trajectory,
+)
 
 
 @dataclass(frozen=True)
@@ -33,10 +40,12 @@ class ScoredTokens:
     tokens_T: list[int]
     action_mask_T: list[int]
     behaviour_logprobs_T: list[float] | None = None
+    teacher: TeacherScores | None = None
 
 
 def scored(trajectory: Trajectory, behaviour: bool = False) -> ScoredTokens:
-    """`behaviour` adds the engine's log-probabilities, which importance weights need."""
+    """`behaviour` adds the engine's log-probabilities, which importance weights need; a teacher's
+    scores are there where it has given any."""
     return ScoredTokens(
         trajectory_id=trajectory.trajectory_id,
         group=trajectory.group,
@@ -44,6 +53,7 @@ def scored(trajectory: Trajectory, behaviour: bool = False) -> ScoredTokens:
         tokens_T=trajectory.tokens_T,
         action_mask_T=trajectory.action_mask_T,
         behaviour_logprobs_T=trajectory.behaviour_logprobs_T if behaviour else None,
+        teacher=trajectory.teacher,
     )
 
 

@@ -97,6 +97,7 @@ class FullySharded(Replicated):
 
     def __init__(self, scorer: Scorer, placement: Placement, dtype: torch.dtype) -> None:
         super().__init__(scorer, placement, dtype)
+        self._idle = _IDLE if scorer.distillation is None else scorer.distillation.neutral(_IDLE)
         model = scorer.model
         mesh = init_device_mesh(self.parameters[0].device.type, (placement.ranks,))
         kinds = model._no_split_modules or ()
@@ -151,7 +152,7 @@ class FullySharded(Replicated):
         def work() -> tuple[torch.Tensor, torch.Tensor | None]:
             score, counts = self._scorer(rows, coefficients, measure), 1.0
             if score is None:
-                score, counts = self._scorer([_IDLE], [1.0], measure=False), 0.0
+                score, counts = self._scorer([self._idle], [1.0], measure=False), 0.0
             if score is None:
                 raise ValueError("the idle row has no action token")
             always = None if score.always is None else score.always * counts

@@ -20,6 +20,7 @@ from torch.nn.functional import log_softmax
 
 from harness.config import ObjectiveConfig
 from harness.learner.client import ScoredTokens
+from harness.learner.distillation import Distillation
 from harness.learner.importance import LOG_RATIO_LIMIT, Importance
 from harness.objectives.estimators import AGGREGATIONS
 
@@ -61,6 +62,11 @@ def pack(rows: Sequence[ScoredTokens], device: torch.device) -> Packed:
     return Packed(tokens, predicts, tokens[:, 1:][predicts], predicts.nonzero()[:, 0])
 
 
+def _weighted(terms_N: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
+    """The weighted sum. A token of weight 0 is left out, not multiplied: 0 x inf would be NaN."""
+    return (torch.where(weights_N != 0.0, terms_N, 0.0) * weights_N).sum()
+
+
 def silence_dropout(model: nn.Module) -> None:
     """Set every dropout rate of a model to 0, whatever its own configuration says."""
     for module in model.modules():
@@ -87,7 +93,10 @@ class Scorer:
         one_weight = (objective.clip.kind, objective.clip.form) == ("gspo", "sequence")
         weighted = objective.importance.kind != "none"
         self.importance = Importance(objective.importance, one_weight) if weighted else None
-        self.regularised = self._in_loss or self._entropy > 0.0
+        distils = objective.name == "opd"
+        self.distillation = Distillation(objective) if distils else None
+        self._beside_task = distils and objective.task_weight > 0.0
+        self.regularised = self._in_loss or self._entropy > 0.0 or self._beside_task
 
     def __call__(
         self, rows: Sequence[ScoredTokens], coefficients: Sequence[float], measure: bool = True
@@ -104,14 +113,19 @@ class Scorer:
         scale_N = logprobs_N.new_tensor([self._weight(sum(r.action_mask_T)) for r in kept])
         scale_N = scale_N[packed.row_N]
         weights_N = scale_N * logprobs_N.new_tensor([c for _, c in used])[packed.row_N]
+        trusted_N = scale_N
         if self.importance is not None:
             ratios_N = self.importance.weights(kept, packed, logprobs_N.detach(), measure)
-            weights_N = weights_N * ratios_N
-        # A token of weight 0 is left out, not multiplied: 0 x inf would be NaN.
-        policy = (torch.where(weights_N != 0.0, logprobs_N, 0.0) * weights_N).sum()
+            weights_N, trusted_N = weights_N * ratios_N, scale_N * ratios_N
+        terms_N = logprobs_N
+        if self.distillation is not None:
+            terms_N = self.distillation(kept, logprobs_N, logprobs_NV)
+        policy = _weighted(logprobs_N if self._beside_task else terms_N, weights_N)
         if not self.regularised:
             return Score(policy)
         always = torch.zeros_like(policy)
+        if self._beside_task:
+            always = always + _weighted(terms_N, trusted_N)
         if self._in_loss:
             reference_N = self._frozen_logprobs(self.reference, packed)
             kl_N = self._kl_estimate(logprobs_N, reference_N)

@@ -59,6 +59,9 @@ _SECOND_SCALAR = (
     "the batch's deviation divides the policy term alone, and an update has one late divisor"
 )
 
+_OPD = {"objective.name": "opd"}
+_SCORED = "the teacher's scores are known when the trajectory is released, and no reward is in them"
+
 TABLE: tuple[Row, ...] = (
     _is("aggregation", "token_mean", f"{_LATE}: the batch's action tokens"),
     _is("aggregation", "seq_mean_token_mean", f"{_LATE}: the batch's trajectories"),
@@ -235,6 +238,39 @@ TABLE: tuple[Row, ...] = (
         {"objective.router_balance": SOME}, "refused",
         "a balance loss is a statistic of the tokens that share a forward pass",
         "objective.router_balance=0",
+    ),
+    Row(
+        {"objective.top_k": 0}, "exact",
+        f"{_SCORED}: a token's weight is its detached -(log policy - log teacher)", extra=_OPD,
+    ),
+    Row(
+        {"objective.top_k": Bound(">", 0, sample=8)}, "exact",
+        f"{_SCORED}: the reverse KL over the teacher's likeliest tokens and one more outcome, all "
+        "the others",
+        extra=_OPD,
+    ),
+    Row({"objective.discount": 0}, "exact", "no later token counts", extra=_OPD),
+    Row(
+        {"objective.discount": SOME}, "exact",
+        "the log-ratios of later tokens are known with the trajectory's last; refused for "
+        "schedule.release=turn, which does not wait for them",
+        extra=_OPD,
+    ),
+    Row(
+        {"objective.top_k": Bound(">", 0, sample=8), "objective.discount": SOME}, "refused",
+        "a discounted sum is one of sampled log-ratios", "objective.top_k=0", extra=_OPD,
+    ),
+    Row(
+        {"objective.task_weight": 0}, "exact",
+        "every trajectory has weight 1: no reward, no group, nothing degenerate", extra=_OPD,
+    ),
+    Row(
+        {"objective.task_weight": SOME}, "exact",
+        f"{_APART}; the rewards' policy term has the task's weight", extra=_OPD,
+    ),
+    Row(
+        {"objective.estimator": "batch_std", "objective.task_weight": SOME}, "refused",
+        _SECOND_SCALAR, "objective.estimator=mean_std_population", extra=_OPD,
     ),
     Row({"learner.dropout": 0}, "exact", "a forward pass does not depend on its neighbours"),
     Row(

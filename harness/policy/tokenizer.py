@@ -91,15 +91,25 @@ class ChatTokens:
         return self._literal.encode(text, add_special_tokens=False).ids
 
 
-def _renderer(folder: Path) -> Any:
-    """A function from messages to the rendered text with the assistant's header at its end."""
-    file, config_file = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
-    template = file.read_text("utf-8") if file.is_file() else config.get("chat_template")
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "tokenizer_config.json"
+    return json.loads(file.read_text("utf-8")) if file.is_file() else {}
+
+
+def chat_template(folder: Path) -> str:
+    """The text of a folder's chat template. Raises UsageError where it has none."""
+    file = folder / "chat_template.jinja"
+    template = file.read_text("utf-8") if file.is_file() else _config(folder).get("chat_template")
     if isinstance(template, list):  # several named templates
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if not template:
         raise UsageError(f"policy={folder}: no chat template; take an instruction-tuned model")
+    return template
+
+
+def _renderer(folder: Path) -> Any:
+    """A function from messages to the rendered text with the assistant's header at its end."""
+    config, template = _config(folder), chat_template(folder)
 
     def refuse(message: str) -> None:
         raise UsageError(f"policy={folder}: its chat template says: {message}")

@@ -97,7 +97,9 @@ def test_shared_devices_are_counted_once(colocated_job, sync_job):
     summary = colocated_job.summary
     assert summary["placement"] == "colocated"
     manifest = json.loads((colocated_job.folder / "manifest.json").read_text())
-    assert manifest["devices"] == {"placement": "colocated", "engine": 2, "learner": 2, "total": 2}
+    assert manifest["devices"] == {
+        "placement": "colocated", "engine": 2, "learner": 2, "total": 2, "teacher": 0,
+    }  # fmt: skip
     busy_s = summary["time"]["engine_busy_s"] + summary["time"]["learner_busy_s"]
     shared = 1 - busy_s / summary["time"]["training_s"]
     assert summary["idle"]["devices"] == pytest.approx(shared, abs=2e-3)

@@ -22,6 +22,7 @@ _ALLOWED = {
     "harness.engines.torch_engine:TorchEngine",
     "harness.experiment:execute",
     "harness.learner.torch_learner:TorchLearner",
+    "harness.teachers.torch_teacher:TorchTeacher",
     "thundersync.ledger:GradientLedger",
     "thundersync.stream:Stream",
 }

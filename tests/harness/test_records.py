@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness.composition import compose
 from harness.manifest import manifest
-from harness.protocols import Trajectory, Turn, UsageError, VersionSpan
+from harness.protocols import TeacherScores, Trajectory, Turn, UsageError, VersionSpan
 from harness.records import SCHEMA_PATH, Records, blank_summary, finite
 from harness.trajectory_lines import decode, encode, read
 
@@ -39,6 +39,12 @@ def _trajectory(mask_T: list[int]) -> Trajectory:
 def test_a_trajectory_survives_its_line(mask_T: list[int]) -> None:
     trajectory = _trajectory(mask_T)
     assert decode(json.loads(json.dumps(encode(trajectory)))) == trajectory
+
+
+def test_a_teacher_s_scores_survive_their_line_bit_for_bit() -> None:
+    scored = _trajectory([0, 1, 1])
+    scored.teacher = TeacherScores([-0.1, _float32(-7.3)], [[3, 1], [0, 2]], [[-0.1, -2.5]] * 2)
+    assert decode(json.loads(json.dumps(encode(scored)))) == scored
 
 
 def test_trajectories_are_read_back_and_a_torn_last_line_is_left_out(tmp_path: Path) -> None:

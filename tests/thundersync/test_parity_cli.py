@@ -18,6 +18,7 @@ from thundersync import check as check_module
 from thundersync.check import FORMS, RELEASES, Case, Check, Shape, cases
 from thundersync.parity import Options, check_from_command_line, parse, select, table
 from thundersync.stream import Stream
+from thundersync.terms import DISTILLATIONS, variants
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,8 @@ from thundersync.stream import Stream
         ("dtyp=float32", "dtyp=float32: no such key; there is objective, dtype, policy, lora"),
         ("all", "all: no such key"),
         ("dtype=bfloat16", "dtype=bfloat16: take float32 or float64"),
-        ("objective=opd", "objective=opd: not available"),
+        ("objective=ppo", "objective=ppo: not available; there is: grpo, opd"),
+        ("objective.top_k=4", "objective.top_k=4: objective=grpo does not read it"),
         ("groups=1", "groups=1: take a number of at least 2"),
         ("size=two", "size=two: take a number of at least 3"),
         ("permutations=0", "permutations=0: take a number of at least 1"),
@@ -45,6 +47,27 @@ def test_numbers_and_words_are_taken() -> None:
     assert parse(given) == Options(
         policy="smollm2", lora=8, tokens=24, cases="release", dtype="float64"
     )
+
+
+def test_every_distillation_is_checked_unless_one_is_said() -> None:
+    assert list(variants(parse(["objective=opd"]).terms)) == list(DISTILLATIONS)
+    given = variants(parse(["objective=opd", "objective.top_k=4"]).terms)
+    assert {name: terms.top_k for name, terms in given.items()} == {"given": 4}
+    assert list(variants(parse([]).terms)) == ["grpo"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_streamed_distillation_is_synchronous_distillation(dtype: str, policy: Path) -> None:
+    options = parse([
+        "objective=opd", f"dtype={dtype}", f"policy={policy}", "permutations=3", "groups=2",
+        "size=4", "tokens=24", "cases=*/token_mean/submit/auto",
+    ])  # fmt: skip
+    result = table(options, lambda line: None)
+    assert result["ok"]
+    assert {(r["objective"], r["terms"]) for r in result["rows"]} == {
+        ("opd", name) for name in DISTILLATIONS
+    }
+    assert all(r["gradient_relative_error"] > 0 or dtype == "float64" for r in result["rows"])
 
 
 def test_cases_are_chosen_by_part_by_name_and_by_wildcard() -> None:

@@ -37,7 +37,7 @@ def test_apart_they_add_up_and_together_they_do_not():
     validate(together)
     assert devices(together) == Devices("colocated", 2, 2, 2)
     assert manifest(together)["devices"] == {
-        "placement": "colocated", "engine": 2, "learner": 2, "total": 2,
+        "placement": "colocated", "engine": 2, "learner": 2, "total": 2, "teacher": 0,
     }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from harness.validation import validate
 Configure = Callable[[Mapping[str, Any]], Config]
 REFUSED = [row for row in TABLE if row.verdict == "refused"]
 EXACT = [row for row in TABLE if row.verdict != "refused"]
+DISTILLATION = ("objective.top_k", "objective.discount", "objective.task_weight")
 
 
 def values_in_the_table() -> dict[str, set[Any]]:
@@ -45,12 +46,13 @@ def test_the_table_names_every_value_that_is_accepted():
         if isinstance(value, bool):
             accepted[key] = {True, False}
     numbers = {"objective.epochs", "objective.minibatches", "objective.router_balance"}
-    numbers.add("learner.dropout")
+    numbers |= {"learner.dropout", *DISTILLATION}
     mentioned = values_in_the_table()
     assert {k: v for k, v in mentioned.items() if k not in numbers} == accepted
     assert {k: v for k, v in mentioned.items() if k in numbers} == {
         "objective.epochs": {1}, "objective.minibatches": {1},
         "objective.router_balance": {0}, "learner.dropout": {0},
+        **{key: {0} for key in DISTILLATION},
     }  # fmt: skip
 
 
