@@ -78,6 +78,10 @@ def test_a_dropped_group_leaves_nothing(
         ("ddp", "importance.kind=truncate importance.high=1.1"),
         ("sharded", "overlong.mask=true"),
         ("fsdp", "dynamic_sampling=filter"),
+        ("ddp", "name=opd discount=0.5"),
+        ("sharded", "name=opd task_weight=0.5"),
+        ("fsdp", "name=opd top_k=5"),
+        ("fsdp", "name=opd task_weight=0.5"),
     ],
 )
 def test_what_an_objective_weights_masks_or_leaves_out(
