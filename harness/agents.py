@@ -99,3 +99,11 @@ def _extend(
     trajectory.tokens_T += tokens
     trajectory.action_mask_T += [int(generated)] * len(tokens)
     trajectory.behaviour_logprobs_T += logprobs
+
+
+def action_start(trajectory: Trajectory) -> int:
+    """Where the last action begins: the run of generated tokens at the end (none if scripted)."""
+    start = len(trajectory.action_mask_T)
+    while start and trajectory.action_mask_T[start - 1]:
+        start -= 1
+    return start

@@ -7,9 +7,10 @@ agent tried on its verifier is counted apart, whatever its reward.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
-from harness.protocols import Trajectory
+from harness.protocols import Trajectory, Verdict
 
 AGENT_KINDS = ("agent_timeout", "agent_out_of_memory")
 
@@ -42,3 +43,12 @@ class Outcomes:
         if kind in AGENT_KINDS:
             self.agent_failures[kind] += 1
         self.integrity.update(trajectory.report.get("integrity", ()))
+
+
+def shaped(trajectory: Trajectory, verdict: Verdict, penalty: float) -> Verdict:
+    """The verdict less a penalty, its own reward in the report. Raises ValueError where that is no
+    number: a defect of the policy, never an infrastructure failure."""
+    if not math.isfinite(penalty):
+        raise ValueError(f"{trajectory.trajectory_id}: a penalty of {penalty} on the reward")
+    parts = {"verdict_reward": verdict.reward, "kl_penalty": penalty}
+    return Verdict(verdict.reward - penalty, {**verdict.report, **parts})

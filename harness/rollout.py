@@ -17,8 +17,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from harness.accounting import ALIVE
-from harness.agents import Agent
+from harness.agents import Agent, action_start
 from harness.config import RolloutConfig
+from harness.outcomes import shaped
 from harness.protocols import (
     Clock,
     Environment,
@@ -188,7 +189,7 @@ class Rollouts:
         if finishing is not None:
             await finishing
         if penalty is not None:
-            verdict = _shaped(trajectory, verdict, await penalty)
+            verdict = shaped(trajectory, verdict, await penalty)
         trajectory.reward, trajectory.report = verdict.reward, verdict.report
         trajectory.reward_s = clock.now()
         emit(RewardArrived(trajectory))
@@ -200,15 +201,8 @@ class Rollouts:
             trajectory.finished_s = self._clock.now()
             emit(TrajectoryFinished(trajectory))
             return None
-        return self._clock.spawn(
-            self._scored(self._scoring, trajectory, emit), f"scored-{trajectory.trajectory_id}"
-        )
-
-    async def _scored(self, scoring: Scoring, trajectory: Trajectory, emit: Emit) -> None:
-        await scoring.finished(trajectory)
-        if trajectory.infrastructure_error is None:  # the verifier's may have lost it meanwhile
-            trajectory.finished_s = self._clock.now()
-            emit(TrajectoryFinished(trajectory))
+        scored = self._scoring.announce(trajectory, emit)
+        return self._clock.spawn(scored, f"scored-{trajectory.trajectory_id}")
 
     async def _turns(
         self,
@@ -232,7 +226,7 @@ class Rollouts:
             text = await agent.act(trajectory, message)
             if len(trajectory.tokens_T) == before and trajectory.end is not None:
                 return  # the context was full: no turn was taken
-            turn = Turn(_action_start(trajectory), len(trajectory.tokens_T), started_s, clock.now())
+            turn = Turn(action_start(trajectory), len(trajectory.tokens_T), started_s, clock.now())
             trajectory.turns.append(turn)
             if self._scoring is not None:
                 self._scoring.turn(trajectory, turn.action_start, turn.action_end)
@@ -299,20 +293,3 @@ class Rollouts:
                 {"trajectory": trajectory.trajectory_id, "group": trajectory.group},
             )
         )
-
-
-def _shaped(trajectory: Trajectory, verdict: Verdict, penalty: float) -> Verdict:
-    """The verdict less a penalty, its own reward in the report. Raises ValueError where that is no
-    number: a defect of the policy, never an infrastructure failure."""
-    if not math.isfinite(penalty):
-        raise ValueError(f"{trajectory.trajectory_id}: a penalty of {penalty} on the reward")
-    parts = {"verdict_reward": verdict.reward, "kl_penalty": penalty}
-    return Verdict(verdict.reward - penalty, {**verdict.report, **parts})
-
-
-def _action_start(trajectory: Trajectory) -> int:
-    """Where the last action begins: the run of generated tokens at the end (none if scripted)."""
-    start = len(trajectory.action_mask_T)
-    while start and trajectory.action_mask_T[start - 1]:
-        start -= 1
-    return start

@@ -11,10 +11,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from harness.protocols import Clock, InfrastructureError, Interval, TeacherScores, Trajectory
+from harness.protocols import (
+    Clock,
+    InfrastructureError,
+    Interval,
+    TeacherScores,
+    Trajectory,
+    TrajectoryFinished,
+)
 from harness.teachers.protocol import ScoreRequest, Teacher, TeacherError, check_scores
 
 
@@ -79,6 +86,15 @@ class Scoring:
                 trajectory.teacher = TeacherScores()
         finally:
             await self.forget(trajectory)
+
+    async def announce(
+        self, trajectory: Trajectory, emit: Callable[[TrajectoryFinished], None]
+    ) -> None:
+        """TrajectoryFinished once every turn is scored. Raises InfrastructureError."""
+        await self.finished(trajectory)
+        if trajectory.infrastructure_error is None:  # its verifier may have lost it meanwhile
+            trajectory.finished_s = self._clock.now()
+            emit(TrajectoryFinished(trajectory))
 
     async def forget(self, trajectory: Trajectory) -> None:
         """The trajectory has ended, however it did."""
