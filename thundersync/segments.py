@@ -62,7 +62,8 @@ class TurnGradients:
             raise UsageError(f"segments.chunk_tokens={chunk_tokens}: take at least 1")
         self._model, self._temperature, self._way = model, temperature, way
         self._limit, self._chunk_tokens = max_live_bytes, chunk_tokens
-        own = [p for p in model.parameters() if p.requires_grad]
+        self._weights = list(model.parameters())
+        own = [p for p in self._weights if p.requires_grad]
         self.parameters = list(parameters) if parameters is not None else own
         self._shape = Shape(model)
         self._under_way: dict[str, Held] = {}
@@ -182,7 +183,7 @@ class TurnGradients:
 
     def _versions(self) -> int:
         """Changes with every change of a weight in place."""
-        return sum(p._version for p in self.parameters)
+        return sum(w._version for w in self._weights)
 
     def _get(self, trajectory_id: str) -> Held:
         held = self._under_way.get(trajectory_id)
@@ -238,7 +239,7 @@ class TurnGradients:
         self, trajectory_id: str, held: Held, store: Store, turn: int, piece: Piece
     ) -> Scored:
         """Run with a graph, and keep it if it fits."""
-        saved = Saved([*self._model.parameters(), store.values])
+        saved = Saved([*self._weights, store.values])
         with saved:
             scored = self._run(held, store, piece, writes=True)
         piece.graph_bytes = saved.live_bytes()

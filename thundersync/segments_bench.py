@@ -6,7 +6,8 @@
 
 math.md section 5. Turns alike, after a prompt; `tokens` above 0 is a trajectory's length whatever
 its number of turns, which then share it. `learner_s` is all of the learner's work, `tail_s` what is
-left of it once the last token is there; medians of `rounds`, in which the ways take turns.
+left of it once the last token is there; medians of `rounds`, in which the ways take turns. With one
+thread both are processor time, so that other work on the machine counts little.
 `peak_bytes` is the most that the allocator handed out beyond the weights and the gradient's
 buffers, in a pass of its own. `recompute` runs the whole prefix again for every turn: a baseline
 that nobody would choose. Progress goes to standard error, the closing line is JSON.
@@ -77,7 +78,7 @@ def allocations(work: Callable[[], object]) -> Allocations:
     results = profiled.profiler.kineto_results
     assert results is not None
     kept = peak = 0
-    moves = [event for event in results.events() if event.name() == "[memory]"]
+    moves: list[Any] = [event for event in results.events() if event.name() == "[memory]"]
     for event in sorted(moves, key=lambda event: event.start_ns()):
         kept += event.nbytes()
         peak = max(peak, kept)
@@ -184,15 +185,16 @@ def measure(options: Options, model: Any, count: int) -> list[Row]:
     ways, names = _Ways(model, options, turns), options.ways.split(",")
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     peaks: dict[str, int] = {}
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
     for name in names:
         peaks[name] = allocations(lambda n=name: (ways.early(n), ways.late(n))).peak_bytes
     for _ in range(options.rounds):
         for name in names:
-            began_s = time.perf_counter()
+            began_s = clock()
             ways.early(name)
-            between_s = time.perf_counter()
+            between_s = clock()
             ways.late(name)
-            ended_s = time.perf_counter()
+            ended_s = clock()
             seconds[name].append((ended_s - began_s, ended_s - between_s))
     tokens = sum(len(mask) for _, mask in turns)
     return [

@@ -69,3 +69,11 @@ def test_a_mistake_is_one_line(
     monkeypatch.setattr(sys, "argv", ["segments_bench", argument])
     assert main() == 2
     assert message in capsys.readouterr().err
+
+
+def test_help_is_the_modules_docstring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["segments_bench", "--help"])
+    assert main() == 0
+    assert capsys.readouterr().out == f"{str(segments_bench.__doc__).strip()}\n"

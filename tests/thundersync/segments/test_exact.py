@@ -58,7 +58,7 @@ segmentations = st.tuples(
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=10, deadline=None, derandomize=True,
+    max_examples=8, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(turns=segmentations, seed=st.integers(0, 999), chunk=st.sampled_from([1, 4, 512]))
