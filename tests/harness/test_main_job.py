@@ -80,16 +80,16 @@ def test_mlflow_ends_with_the_figures_of_the_summary(job):
 
 
 def test_the_curve_over_the_budget_is_recorded_everywhere(sync_job, stream_job):
-    """One update of two is half the budget; at nine tenths the final weights are the next ones."""
+    """One update of two is half the budget, and still the last one at nine tenths."""
     from mlflow.tracking import MlflowClient
 
     summary = sync_job.summary
     accuracy, time_s = summary["accuracy"], summary["time"]
     half, late = accuracy["curve"]
     assert [(p["mark"], p["spent"], p["version"], p["phase"]) for p in (half, late)] == [
-        (0.5, 1, 1, "mark-0.5"), (0.9, 2, 2, "final"),
+        (0.5, 1, 1, "mark-0.5"), (0.9, 1, 1, "mark-0.5"),
     ]  # fmt: skip
-    assert (late["solve_rate"], late["lost"]) == (accuracy["final"], accuracy["final_lost"])
+    assert (late["solve_rate"], late["lost"]) == (half["solve_rate"], half["lost"])
     # Samples per task: one. Its pass@1 is the solve rate, and that is the lines' own.
     lines = list(read(sync_job.folder / "evaluation.jsonl"))
     for phase, rate in (
@@ -106,9 +106,7 @@ def test_the_curve_over_the_budget_is_recorded_everywhere(sync_job, stream_job):
     client = MlflowClient(sync_job.store)
     (run,) = client.search_runs([client.get_experiment_by_name("thundersync").experiment_id])
     history = client.get_metric_history(run.info.run_id, "accuracy/curve/solve_rate")
-    assert [(m.step, m.value) for m in history] == [
-        (1, half["solve_rate"]), (2, late["solve_rate"]),
-    ]  # fmt: skip
+    assert {(m.step, m.value) for m in history} == {(1, half["solve_rate"])}
     assert run.data.metrics["accuracy/pass_at_k/final/1"] == accuracy["final"]
     final = client.get_metric_history(run.info.run_id, "accuracy/final")
     assert [m.step for m in final] == [2]

@@ -44,6 +44,7 @@ class Mutant:
 
 ESTIMATORS = "harness/objectives/estimators.py"
 GRPO = "harness/objectives/grpo.py"
+IMPORTANCE = "harness/learner/importance.py"
 SCORING = "harness/learner/scoring.py"
 LEARNER = "harness/learner/torch_learner.py"
 LEDGER = "thundersync/ledger.py"
@@ -79,7 +80,7 @@ MUTANTS = (
     Mutant("k3 direction", SCORING, "(reference_N - logprobs_N).clamp",
            "(logprobs_N - reference_N).clamp"),
     Mutant("entropy sign", SCORING, "always + self._entropy", "always - self._entropy"),
-    Mutant("mask of importance", SCORING, "ratio_N >= low", "ratio_N <= low"),
+    Mutant("mask of importance", IMPORTANCE, "(ratio_N < low)", "(ratio_N > low)"),
     Mutant("direction of the step", LEARNER, "assign(update, -normaliser)",
            "assign(update, +normaliser)"),
     Mutant("shift constant", LEDGER, "shifted = reward - group.centre",
