@@ -8,6 +8,7 @@ the weights as they are; for the parameter gap they are put back afterwards.
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -154,6 +155,7 @@ class Check:
         self, schedule: type, config: Config, batches: list[RecordedBatch], packing: Pack = pack
     ) -> InlineLearner:
         options = learner_options(config, self._policy, self._folder)
+        gc.collect()  # the last case's learner may be in a cycle, and its gradients are large
         learner = TorchLearner(**options, model=self.model)
         if learner.scorer.reference is not None:
             learner.scorer.reference = left_behind(self.model)
