@@ -58,10 +58,10 @@ class Machine:
         return Submission("")
 
     async def verify(self, task: Task, submission: Submission, provider: Any) -> Verdict:
-        await asyncio.sleep(self.verify_s)
         if self.failing:
             self.failing -= 1
             raise InfrastructureError("start", "no sandbox for the verifier")
+        await asyncio.sleep(self.verify_s)
         return Verdict(1.0, {})
 
     def first_message(self, task: Task) -> str:
@@ -289,7 +289,7 @@ def test_nothing_is_released_of_a_trajectory_that_its_verifier_has_lost():
         return right(request)
 
     teacher = Scripted([right, right, slowly])
-    trajectory, events, errors, scoring = live(teacher, Machine(failing_verdicts=3))
+    trajectory, events, errors, scoring = live(teacher, Machine(verify_s=0.1, failing_verdicts=3))
     assert trajectory is not None
     assert trajectory.attempt == 1
     lost = next(e for e in events if isinstance(e, TrajectoryLost)).trajectory
