@@ -56,8 +56,15 @@ def one_thread():
 
 
 @pytest.mark.benchmark(group="ledger")
-@pytest.mark.parametrize("size", [8, 16])
-@pytest.mark.parametrize(("shapes", "rounds"), [(tiny_shapes, 101), (large_shapes, 7)])
+@pytest.mark.parametrize(
+    ("shapes", "rounds", "size"),
+    [
+        (tiny_shapes, 101, 8),
+        (tiny_shapes, 101, 16),
+        (large_shapes, 7, 8),
+        pytest.param(large_shapes, 7, 16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_binary_group_against_plain_adds(
     benchmark: BenchmarkFixture, shapes: Callable[[], list[torch.Size]], rounds: int, size: int
 ) -> None:

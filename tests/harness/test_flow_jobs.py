@@ -46,7 +46,7 @@ def test_a_bound_of_0_reproduces_sync_bit_for_bit_in_recorded_order(
     ("overrides", "most"),
     [
         (["schedule=async", "schedule.max_staleness=2", "schedule.partial_rollout=true"], 2),
-        (["schedule=one_step_off"], 1),
+        pytest.param(["schedule=one_step_off"], 1, marks=pytest.mark.slow),
     ],
     ids=["async", "one_step_off"],
 )

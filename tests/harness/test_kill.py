@@ -56,7 +56,7 @@ def containers(run: str) -> list[str]:
     ("schedule", "number", "code"),
     [
         ("stream", signal.SIGINT, 130),
-        ("stream", signal.SIGTERM, 143),
+        pytest.param("stream", signal.SIGTERM, 143, marks=pytest.mark.slow),
         ("async", signal.SIGTERM, 143),
     ],
     ids=["stream-SIGINT", "stream-SIGTERM", "async-SIGTERM"],

@@ -360,6 +360,7 @@ def test_warm_sandboxes_of_each_list_of_hosts(site: Any) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_sixteen_at_once(site: Any, api: Any) -> None:
     async def scenario() -> None:
         provider = await opened(site)
