@@ -11,15 +11,13 @@ Begin = Callable[[int, Task, int, Sink], Group]
 
 
 class Events:
-    """A queue of events that may end, or fail: then every later `next` and `ready` raises. A
-    schedule waits only here, so this is where a broken rollout, or the end of a budget, reaches
-    it."""
+    """A queue of events, and what has ended it early. A schedule waits only here, so this is where
+    a broken rollout, or the end of a budget, reaches it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queue = clock.queue()
         self._failure: BaseException | None = None
-        self._ended = False
 
     def put(self, event: Event | None) -> None:
         """None is the end."""
@@ -28,6 +26,39 @@ class Events:
     def fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._queue.put_nowait(None)
+
+
+class LiveBatch(Events):
+    """The Batch protocol over a queue; after a failure every later `next` and `ready` raises.
+    `began_s` is when its first rollout began, `started_s` when its update did: the same for a batch
+    of its own, not for groups out of a flow."""
+
+    def __init__(
+        self,
+        index: int,
+        version: int,
+        groups: Iterable[Group],
+        clock: Clock,
+        record: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        super().__init__(clock)
+        self.index = index
+        self.version = version
+        self.groups = list(groups)
+        self.began_s = self.started_s = self.last_event_s = clock.now()
+        self._record = record
+        self._closed = 0
+        self._ended = False
+
+    def emit(self, event: Event) -> None:
+        """Sequence an event, which `record` sees first; the last group's close ends the batch."""
+        self._record(event)
+        self.last_event_s = self._clock.now()
+        self.put(event)
+        if isinstance(event, GroupClosed):
+            self._closed += 1
+            if self._closed == len(self.groups):
+                self.put(None)
 
     async def next(self) -> Event | None:
         if self._failure is None and not self._ended:
@@ -51,37 +82,6 @@ class Events:
                 break
             events.append(event)
         return events
-
-
-class LiveBatch(Events):
-    """The Batch protocol over a queue. `began_s` is when its first rollout began, `started_s` when
-    its update did: the same for a batch of its own, earlier for groups out of a flow."""
-
-    def __init__(
-        self,
-        index: int,
-        version: int,
-        groups: Iterable[Group],
-        clock: Clock,
-        record: Callable[[Event], None] = lambda event: None,
-    ) -> None:
-        super().__init__(clock)
-        self.index = index
-        self.version = version
-        self.groups = list(groups)
-        self.began_s = self.started_s = self.last_event_s = clock.now()
-        self._record = record
-        self._closed = 0
-
-    def emit(self, event: Event) -> None:
-        """Sequence an event, which `record` sees first; the last group's close ends the batch."""
-        self._record(event)
-        self.last_event_s = self._clock.now()
-        self.put(event)
-        if isinstance(event, GroupClosed):
-            self._closed += 1
-            if self._closed == len(self.groups):
-                self.put(None)
 
 
 def start(

@@ -14,6 +14,7 @@ from environments.swebench.environment import SweBench
 from environments.swebench.gitrepo import build_repository
 from environments.swebench.instance import Instance, make_eval_script
 from environments.swebench.mini.dataset import MiniSource
+from tests.environments.swebench.forgers import REPORT
 
 TOOLS = Path(pytest.__file__).parents[1]
 COMMAND = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python3 -m pytest -rA -q --color=no -p no:cacheprovider"
@@ -77,15 +78,6 @@ def appended(instance: Instance, text: str) -> str:
     )
 
 
-REPORT = """\
-from _pytest.reports import TestReport
-make = TestReport.from_item_and_call.__func__
-def passed(cls, item, call):
-    report = make(cls, item, call)
-    report.outcome, report.longrepr = "passed", None
-    return report
-TestReport.from_item_and_call = classmethod(passed)
-"""
 CALL = """\
 import pytest
 class Plugin:

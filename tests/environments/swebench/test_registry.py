@@ -29,6 +29,7 @@ from environments.swebench.image_names import official_image
 from environments.swebench.instance import Instance, patched_files
 from environments.swebench.pypi.build import build
 from environments.swebench.pypi.source import Folder, PypiSource
+from tests.environments.swebench.forgers import REPORT
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -231,17 +232,6 @@ async def _play(
     assert bool(submission.patch) == oracle  # what the image's author added is not the agent's
     verdict = await environment.verify(task, submission, provider)
     return verdict.reward, dict(verdict.report), (seen, tree)
-
-
-REPORT = """\
-from _pytest.reports import TestReport
-make = TestReport.from_item_and_call.__func__
-def passed(cls, item, call):
-    report = make(cls, item, call)
-    report.outcome, report.longrepr = "passed", None
-    return report
-TestReport.from_item_and_call = classmethod(passed)
-"""
 
 
 async def _attack(

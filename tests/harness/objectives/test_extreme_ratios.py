@@ -12,34 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from harness.config import ImportanceConfig, ObjectiveConfig, ScheduleConfig
 from harness.learner.client import ScoredTokens
 from harness.learner.scoring import Scorer
 from harness.objectives import offpolicy
+from tests.harness.objectives.literal import Unigram
 
 INFINITE = math.inf
 TOKENS = [1, 0, 2, 1]  # of log-probability near -1.4, -0.4, -2.4, -1.4
 FAR = 1e4
-
-
-class Unigram(nn.Module):
-    """A float32 model whose logits are a parameter, the same at every position."""
-
-    def __init__(self, logits_V: list[float]) -> None:
-        super().__init__()
-        self.logits_V = nn.Parameter(torch.tensor(logits_V))
-        self.weight = self.logits_V
-
-    def base_model(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
-        return SimpleNamespace(last_hidden_state=torch.zeros(*input_ids.shape, 1))
-
-    def get_input_embeddings(self) -> Any:
-        return self
-
-    def get_output_embeddings(self) -> Any:
-        return lambda hidden: self.logits_V.expand(len(hidden), -1)
 
 
 def weights_of(
@@ -51,7 +33,7 @@ def weights_of(
     """The weight of each token, read off its own gradient row, and the update's ratio sums. The
     gradient is checked to be finite, once with each sign of the advantage."""
     tokens = TOKENS if tokens is None else tokens
-    model = Unigram(list(logits))
+    model = Unigram(list(logits), torch.float32)
     own = torch.log_softmax(model.logits_V.detach(), -1)[tokens].tolist()
     behaviour = [p - r for p, r in zip(own, log_ratios, strict=True)]
     row = ScoredTokens("a", 0, None, [0, *tokens], [0] + [1] * len(tokens), [0.0, *behaviour])
@@ -129,7 +111,7 @@ def test_a_token_that_the_learner_cannot_make_has_weight_0(name, level, engine):
     """Whether or not the engine could: 0 / 0 is no number, and 0 x inf none either. Another token
     of the same trajectory is one that the engine could not make."""
     importance = correction(name, level)
-    model = Unigram([0.0, 0.0, -INFINITE])
+    model = Unigram([0.0, 0.0, -INFINITE], torch.float32)
     half = math.log(0.5)
     row = ScoredTokens("a", 0, None, [0, 0, 2, 1], [0, 1, 1, 1], [0.0, half, engine, -INFINITE])
     score = Scorer(model, 1.0, ObjectiveConfig(importance=importance))([row], [1.0])

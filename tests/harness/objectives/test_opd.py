@@ -24,22 +24,15 @@ from harness.objectives.opd import Opd, make, reverse_kl
 from harness.objectives.rows import Row
 from harness.protocols import Group, TeacherScores, Trajectory, UsageError
 from harness.validation import validate
+from tests.harness.objectives.literal import SETTINGS, SIZE, chosen, log_distribution
 from thundersync.check import relative_error
 from thundersync.recorded import RecordedBatch, play
 from thundersync.stream import Stream
 from thundersync.synthetic import arrival
 
-GROUPS, SIZE, VOCABULARY, TOP = 4, 5, 48, 6
+GROUPS, VOCABULARY, TOP = 4, 48, 6
 EPSILON = 1e-6
-SETTINGS: dict[str, Any] = {
-    "objective.name": "opd",
-    "rollout.temperature": 0.8,
-    "schedule.chunk_tokens": 96,
-    "schedule.learning_rate": 0.0,  # every update is played at the same weights
-    "learner.dtype": "float64",
-    "ledger.dtype": "float64",
-    "rollout.group_size": SIZE,
-}
+DISTILLED = SETTINGS | {"objective.name": "opd"}
 WAYS: dict[str, dict[str, Any]] = {
     "sampled": {},
     "top_k": {"objective.top_k": TOP},
@@ -68,18 +61,6 @@ Configure = Callable[[Mapping[str, Any]], Config]
 
 
 # -- the literal loss ------------------------------------------------------------------------------
-
-
-def log_distribution(model: Any, t: Trajectory, temperature: float) -> torch.Tensor:
-    """Log-probabilities over the vocabulary at the action positions of one trajectory."""
-    logits = model(input_ids=torch.tensor([t.tokens_T])).logits[0, :-1] / temperature
-    logprobs = logits - logits.logsumexp(-1, keepdim=True)
-    return logprobs[torch.tensor(t.action_mask_T[1:], dtype=torch.bool)]
-
-
-def chosen(logprobs: torch.Tensor, t: Trajectory) -> torch.Tensor:
-    tokens = [y for y, m in zip(t.tokens_T, t.action_mask_T, strict=True) if m]
-    return logprobs[torch.arange(len(tokens)), torch.tensor(tokens, dtype=torch.long)]
 
 
 def reverse_kl_at(
@@ -218,7 +199,7 @@ def test_sync_and_stream_give_the_update_of_the_literal_loss(
 ):
     """Rewards arrive late and two trajectories are lost after their last token, one of them when
     submit has captured it."""
-    config = configure(SETTINGS | WAYS[way])
+    config = configure(DISTILLED | WAYS[way])
     groups = make_groups(config.objective.top_k)
     expected = literal_update(config, groups, policy, reference)
     learner = service(config)
@@ -240,7 +221,7 @@ def test_sync_and_stream_give_the_update_of_the_literal_loss(
 def test_every_way_is_another_update(
     way: str, configure: Configure, make_groups, policy, reference
 ):
-    config, plain = configure(SETTINGS | WAYS[way]), configure(SETTINGS)
+    config, plain = configure(DISTILLED | WAYS[way]), configure(DISTILLED)
     groups = make_groups(config.objective.top_k)
     changed = literal_update(config, groups, policy, reference)
     assert relative_error(changed, literal_update(plain, groups, policy, reference)) > 1e-3
@@ -286,7 +267,7 @@ def test_what_was_not_scored_whole_is_never_a_zero_gradient(scores: TeacherScore
 
 
 def test_no_reward_is_read_without_a_task_weight(configure: Configure, make_groups, service):
-    config = configure(SETTINGS)
+    config = configure(DISTILLED)
     groups = make_groups(0)
     updates = []
     for shift in (0.0, 3.5):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
-from torch import nn
 
 from harness.config import ImportanceConfig, KlConfig, ObjectiveConfig, OverlongConfig
 from harness.learner.client import ScoredTokens, TorchLearnerClient, scored
@@ -16,25 +14,7 @@ from harness.learner.scoring import Scorer
 from harness.objectives.grpo import LIMITS, Grpo
 from harness.parts import learner_options
 from harness.protocols import EndReason, Group, Trajectory
-
-
-class Unigram(nn.Module):
-    """A model whose logits are a parameter, the same at every position."""
-
-    def __init__(self, logits_V: list[float]) -> None:
-        super().__init__()
-        self.logits_V = nn.Parameter(torch.tensor(logits_V, dtype=torch.float64))
-        self.weight = self.logits_V
-
-    def base_model(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
-        return SimpleNamespace(last_hidden_state=torch.zeros(*input_ids.shape, 1))
-
-    def get_input_embeddings(self) -> Any:
-        return self
-
-    def get_output_embeddings(self) -> Any:
-        return lambda hidden: self.logits_V.expand(len(hidden), -1)
-
+from tests.harness.objectives.literal import Unigram
 
 # Probabilities 0.5, 0.25, 0.25 and 0.
 LOGITS = [math.log(2.0), 0.0, 0.0, -math.inf]
@@ -48,7 +28,7 @@ def row(tokens: list[int], behaviour: list[float] | None = None) -> ScoredTokens
 
 def gradient(objective: ObjectiveConfig, scored_row: ScoredTokens, **models: Any) -> list[float]:
     """d policy / d logits of one row with coefficient 1."""
-    model = Unigram(LOGITS)
+    model = Unigram(LOGITS, torch.float64)
     score = Scorer(model, 1.0, objective, **models)([scored_row], [1.0])
     assert score is not None
     assert math.isfinite(score.policy.item())
@@ -121,7 +101,7 @@ def test_importance_weights_without_the_engines_numbers_are_an_error():
 def test_kl_terms_stay_finite_where_policy_and_reference_are_far_apart(estimator):
     """The reference gives the token e^1000 times the policy's probability."""
     objective = ObjectiveConfig(kl=KlConfig(0.1, estimator, "loss"))
-    model, reference = Unigram([1000.0, 0.0]), Unigram([0.0, 0.0])
+    model, reference = (Unigram(logits, torch.float64) for logits in ([1000.0, 0.0], [0.0, 0.0]))
     score = Scorer(model, 1.0, objective, reference)([row([0, 1])], [1.0])
     assert score is not None
     assert score.always is not None
@@ -133,7 +113,9 @@ def test_kl_terms_stay_finite_where_policy_and_reference_are_far_apart(estimator
 
 def test_the_kl_of_a_trajectory_by_hand():
     objective = ObjectiveConfig(kl=KlConfig(0.1, "k1", "reward"))
-    scorer = Scorer(Unigram(LOGITS), 1.0, objective, Unigram([0.0, 0.0, 0.0, 0.0]))
+    scorer = Scorer(
+        Unigram(LOGITS, torch.float64), 1.0, objective, Unigram([0.0] * 4, torch.float64)
+    )
     # log 1/2 + log 1/4 + log 1/4 against three times log 1/4
     assert scorer.reference_kl(row(ROW)) == pytest.approx(math.log(2.0), rel=1e-12)
     assert scorer.reference_kl(ScoredTokens("a", 0, None, [1, 2], [0, 0])) == 0.0

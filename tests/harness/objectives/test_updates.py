@@ -23,21 +23,14 @@ from harness.objectives.exactness import TABLE
 from harness.objectives.rows import Row
 from harness.parts import reward_penalty
 from harness.protocols import Group, Trajectory
+from tests.harness.objectives.literal import SETTINGS, SIZE, chosen, log_distribution
 from thundersync.check import relative_error
 from thundersync.recorded import InlineLearner, RecordedBatch, play
 from thundersync.stream import Stream
 from thundersync.synthetic import arrival
 
-GROUPS, SIZE, VOCABULARY = 4, 5, 48
+GROUPS, VOCABULARY = 4, 48
 EPSILON = 1e-6
-OTHERS = {
-    "rollout.temperature": 0.8,
-    "schedule.chunk_tokens": 96,
-    "schedule.learning_rate": 0.0,  # every update is played at the same weights
-    "learner.dtype": "float64",
-    "ledger.dtype": "float64",
-    "rollout.group_size": SIZE,
-}
 # Rows of objective=opd are in test_opd.py.
 EXACT = [r for r in TABLE if r.verdict != "refused" and "objective.name" not in r.extra]
 
@@ -45,19 +38,6 @@ Configure = Callable[[Mapping[str, Any]], Config]
 
 
 # -- the literal loss ------------------------------------------------------------------------------
-
-
-def log_distribution(model: Any, t: Trajectory, temperature: float) -> torch.Tensor:
-    """Log-probabilities over the vocabulary at the action positions of one trajectory."""
-    logits = model(input_ids=torch.tensor([t.tokens_T])).logits[0, :-1] / temperature
-    logprobs = logits - logits.logsumexp(-1, keepdim=True)
-    return logprobs[torch.tensor(t.action_mask_T[1:], dtype=torch.bool)]
-
-
-def chosen(logprobs: torch.Tensor, t: Trajectory) -> torch.Tensor:
-    pairs = zip(t.tokens_T, t.action_mask_T, strict=True)
-    tokens = torch.tensor([y for y, m in pairs if m], dtype=torch.long)
-    return logprobs[torch.arange(len(tokens)), tokens]
 
 
 def weights(o: ImportanceConfig, logprobs: torch.Tensor, t: Trajectory) -> torch.Tensor:
@@ -233,7 +213,7 @@ def test_sync_and_stream_give_the_update_of_the_literal_loss(
 ):
     """Rewards arrive late and two trajectories are lost after their last token, one of them when
     submit has captured it."""
-    config = configure(OTHERS | row.example)
+    config = configure(SETTINGS | row.example)
     expected = literal_update(config, groups, policy, reference)
     learner = service(config)
     played = with_penalties(config, groups, learner)
@@ -269,8 +249,8 @@ def changing() -> list[Row]:
 def test_an_option_that_should_change_the_update_does(
     row: Row, configure: Configure, groups, policy, reference
 ):
-    plain = literal_update(configure(OTHERS), groups, policy, reference)
-    changed = literal_update(configure(OTHERS | row.example), groups, policy, reference)
+    plain = literal_update(configure(SETTINGS), groups, policy, reference)
+    changed = literal_update(configure(SETTINGS | row.example), groups, policy, reference)
     assert relative_error(changed, plain) > 1e-3
 
 
@@ -278,7 +258,7 @@ def test_the_two_forms_of_gspo_differ_under_per_token_weights(
     configure: Configure, groups, policy, reference
 ):
     token, sequence = [
-        literal_update(configure(OTHERS | row.example), groups, policy, reference)
+        literal_update(configure(SETTINGS | row.example), groups, policy, reference)
         for row in EXACT
         if row.option.get("objective.clip.kind") == "gspo"
     ]
