@@ -13,6 +13,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from environments.simulated.workload_config import WorkloadConfig
+from harness.costs.config import HardwareConfig
+
 
 @dataclass
 class ScheduleConfig:
@@ -276,18 +279,25 @@ class LedgerConfig:
 
 
 @dataclass
+class SegmentsConfig:
+    """Turn gradients, for schedule.release=turn or auto (docs/turn_gradients.md); `target` names
+    the class. `way` is the most that is held of a running trajectory: retain keeps its graphs,
+    sweep its keys and values; auto keeps the graphs of turns long enough to be worth it, which is
+    measured at start. Past `max_live_bytes` (null: half of the memory that is free at start) it
+    falls back from retain to sweep, and from that to tokens alone, and says so."""
+
+    target: str = "thundersync.segments:TurnGradients"
+    way: str = "auto"
+    max_live_bytes: int | None = None
+    chunk_tokens: int = 512  # of a pass that runs turns again at the end
+
+
+@dataclass
 class ParityConfig:
     """Check streamed against synchronous gradients every so many updates; 0 is never."""
 
     every: int = 0
     permutations: int = 20  # of the control: synchronous updates with rows permuted
-
-
-@dataclass
-class HardwareConfig:
-    """The label on every table row; null detects it."""
-
-    label: str | None = None
 
 
 @dataclass
@@ -319,8 +329,10 @@ class Config:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    segments: SegmentsConfig = field(default_factory=SegmentsConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     replay: str | None = None
     seed: int = 0

@@ -1,0 +1,1 @@
+"""Tasks that exist on paper only: drawn from distributions, or replayed from a recording."""
