@@ -26,7 +26,7 @@ class HardwareConfig:
     memory_bytes_s: float = 0.0
     flops_s: float = 0.0  # dense, at the precision of the weights
     host_bytes_s: float = 0.0  # to and from host memory, one direction
-    host_memory_bytes_s: float = 0.0  # of host memory, a device's share
+    host_memory_bytes_s: float = 0.0  # of a node's host memory, which its learners share
     node_devices: int = 8
     link_bytes_s: float = 0.0  # to devices of the same node, one direction
     network_bytes_s: float = 0.0  # to other nodes
@@ -49,7 +49,7 @@ class HardwareConfig:
     chunk_s: float = 0.0  # of one pass over a chunk
     capture_s: float = 0.0  # of one trajectory's gradient on its way into the ledger
     fold_s: float = 0.0  # of one fold
-    buffer_overlap: float = 0.0  # of a gradient's way to host memory, behind its own backward
+    buffer_overlap: float = 0.0  # of what ledgers do in host memory, hidden behind passes
     buffer_memory_efficiency: float = 1.0  # of the memory that gradients and ledgers move through
     optimizer_sharded: bool = True  # its state, over the learner's ranks
     collective_efficiency: float = 1.0

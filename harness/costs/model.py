@@ -97,44 +97,33 @@ class CostModel:
         return self._pass_s(lengths, 1)
 
     def fold_s(self, buffers: int) -> float:
-        """Add so many buffers to the update's total, on every rank at once. Where they lie in host
-        memory they are added there: the total alone comes back, in step_s."""
-        hardware, moved = self._hardware, (buffers + 2) * self._buffer_bytes()
-        rate = (
-            hardware.host_memory_bytes_s
-            if self._split.ledger_storage == "host"
-            else (hardware.memory_bytes_s)
-        )
-        return hardware.fold_s + moved / (rate * hardware.buffer_memory_efficiency)
+        """Add so many buffers of a closed group to the update's total, on every rank at once."""
+        moved = (buffers + 2) * self._buffer_bytes()  # the total is read and written
+        return self._hardware.fold_s + self._moved_s(moved, leaves=0.0)
 
     def capture_overhead_s(self, trajectories: int) -> float:
-        """What streaming adds to the passes over so many trajectories. On the device a gradient is
-        read and added to a buffer, which is read and written; to host memory it goes once, layer by
-        layer while the backward goes on, and is added there."""
-        hardware, size = self._hardware, self._buffer_bytes()
-        if self._split.ledger_storage == "host":
-            moved_s = size / self._buffer_bytes_s() * (1 - hardware.buffer_overlap)
-        else:
-            moved_s = 3 * size / self._buffer_bytes_s()
-        return trajectories * (hardware.capture_s + moved_s)
+        """What streaming adds to the passes over so many trajectories: each one's gradient is read
+        and added to a buffer, which is read and written. Where trajectories of one group and reward
+        share a pass, they are one."""
+        size = self._buffer_bytes()
+        return trajectories * (self._hardware.capture_s + self._moved_s(3 * size, leaves=size))
 
     def step_s(self) -> float:
         """Gradients over all ranks, then AdamW."""
         hardware, ranks = self._hardware, self.learner_ranks
-        parameters = self._shape.parameters / hardware.learner_tensor_parallel
-        exchanged = 2 * (ranks - 1) / ranks * self.gradient_bytes()
-        exchanged /= hardware.learner_tensor_parallel
         shards = ranks if hardware.optimizer_sharded else 1
-        state_s = STATE_BYTES * parameters / shards / self._memory_s()
-        return hardware.step_s + state_s + exchanged / self._between_s(ranks > 1, "learner")
+        state_s = STATE_BYTES * self._shape.parameters / shards / self._memory_s()
+        exchanged = 2 * (ranks - 1) / ranks * self.gradient_bytes()
+        rate = self._between_bytes_s(self._split.learner_devices)
+        rate *= hardware.collective_efficiency * hardware.learner_tensor_parallel
+        return hardware.step_s + state_s + exchanged / rate
 
     def publish_s(self) -> float:
-        """The weights, from the learner to every engine replica at once."""
+        """The weights, from the learner to every engine replica at once; each of a replica's
+        devices takes its part."""
         hardware, split = self._hardware, self._split
         devices = split.learner_devices + (0 if split.colocated else split.engine_devices)
-        inside = devices <= hardware.node_devices
-        rate = hardware.link_bytes_s if inside else hardware.network_bytes_s
-        rate *= hardware.publish_efficiency
+        rate = self._between_bytes_s(devices) * hardware.publish_efficiency
         return hardware.publish_s + self._weight_bytes / hardware.engine_tensor_parallel / rate
 
     def switch_s(self) -> float:
@@ -165,25 +154,32 @@ class CostModel:
 
     def _buffer_bytes(self) -> float:
         shards = self.learner_ranks if self._split.ledger_sharded else 1
-        return self.gradient_bytes() / self._hardware.learner_tensor_parallel / shards
+        return self.gradient_bytes() / shards
 
-    def _buffer_bytes_s(self) -> float:
-        """Of a gradient's way to its buffer."""
-        if self._split.ledger_storage == "host":
-            return self._hardware.host_bytes_s * self._hardware.collective_efficiency
-        return self._memory_s()
+    def _moved_s(self, moved: float, leaves: float) -> float:
+        """Bytes `moved` where the ledger lies, `leaves` of them from the device to there. Host
+        memory is shared by a node's ranks, and works while the device goes on: what of it is hidden
+        is `buffer_overlap`."""
+        hardware = self._hardware
+        if self._split.ledger_storage == "device":
+            return moved / self._memory_s()
+        learners = min(self._split.learner_devices, hardware.node_devices)
+        share = hardware.host_memory_bytes_s / learners * hardware.learner_tensor_parallel
+        busy_s = moved / (share * hardware.buffer_memory_efficiency)
+        link = hardware.host_bytes_s * hardware.learner_tensor_parallel
+        link_s = leaves / (link * hardware.collective_efficiency)
+        return max(busy_s, link_s) * (1 - hardware.buffer_overlap)
 
     def _memory_s(self) -> float:
-        return self._hardware.memory_bytes_s * self._hardware.buffer_memory_efficiency
-
-    def _between_s(self, several: bool, who: str) -> float:
-        """Bytes a second of a collective among the learner's ranks."""
-        if not several:
-            return float("inf")
+        """Bytes a second of all memories of a rank's devices."""
         hardware = self._hardware
-        inside = self._split.learner_devices <= hardware.node_devices
-        rate = hardware.link_bytes_s if inside else hardware.network_bytes_s
-        return rate * hardware.collective_efficiency
+        rate = hardware.memory_bytes_s * hardware.learner_tensor_parallel
+        return rate * hardware.buffer_memory_efficiency
+
+    def _between_bytes_s(self, devices: int) -> float:
+        """Between so many devices: their node's link, or the network where they are more."""
+        inside = devices <= self._hardware.node_devices
+        return self._hardware.link_bytes_s if inside else self._hardware.network_bytes_s
 
 
 def assumed(hardware: HardwareConfig, shape: Shape) -> tuple[str, ...]:
@@ -193,5 +189,5 @@ def assumed(hardware: HardwareConfig, shape: Shape) -> tuple[str, ...]:
         f"{where}.{key}"
         for where, sources in pairs
         for key, source in sorted(sources.items())
-        if source.startswith("assumed")
+        if "assumed" in source
     )
