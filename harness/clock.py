@@ -49,3 +49,9 @@ class WallClock:
 
     def queue(self) -> asyncio.Queue[Any]:
         return asyncio.Queue()
+
+    def semaphore(self, value: int) -> asyncio.Semaphore:
+        return asyncio.Semaphore(value)
+
+    def timeout(self, seconds: float) -> asyncio.Timeout:
+        return asyncio.timeout(seconds)

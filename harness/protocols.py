@@ -7,6 +7,7 @@ Environment-side nouns are re-exported from environments.protocols.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -29,13 +30,13 @@ __all__ = [
     "FlowRun", "FoldSpec", "Generation", "Group", "GroupClosed", "InfrastructureError",
     "Interval", "Learner", "ParityFigures", "Release", "RewardArrived", "Sandbox",
     "SandboxProvider", "SandboxSpec", "Schedule", "Sink", "StepStats", "Submission", "Task",
-    "TeacherScores", "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn", "TurnFinished",
-    "UsageError", "Verdict", "VersionSpan",
+    "TeacherScores", "Trajectory", "TrajectoryFinished", "TrajectoryLost", "Turn", "TurnCosts",
+    "TurnFinished", "TurnGenerated", "TurnStats", "UsageError", "Verdict", "VersionSpan",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from harness.objectives.ratios import RatioSums
-    from harness.timings import History
+    from harness.timings import History, PassCost
 
 T = TypeVar("T")
 Release = Literal["batch", "group", "reward", "submit", "turn", "auto"]
@@ -81,6 +82,14 @@ class TeacherScores:
         self.top_tokens_NK += later.top_tokens_NK
         self.top_logprobs_NK += later.top_logprobs_NK
 
+    def cut(self, start: int, end: int) -> TeacherScores:
+        """Those of the generated tokens [start, end)."""
+        return TeacherScores(
+            self.logprobs_N[start:end],
+            self.top_tokens_NK[start:end],
+            self.top_logprobs_NK[start:end],
+        )
+
 
 EndReason = Literal["submit", "turn_limit", "token_limit", "context_limit", "time_limit"]
 
@@ -93,6 +102,9 @@ class Trajectory:
     have the same length. `reward` is None until the verdict; `infrastructure_error` is the kind of
     the failure that lost it (then reward stays None). `teacher` has the scores of its generated
     tokens under objective=opd: of a prefix of them while it runs, of all when it has finished.
+    `rewritten_at` is where the agent's context was rewritten (history elided): from there on the
+    tokens are a sequence of its own, a whole new prompt first; what that repeats of earlier actions
+    is not scored again.
     """
 
     trajectory_id: str
@@ -117,6 +129,7 @@ class Trajectory:
     reward_s: float = 0.0
     verify_s: float = 0.0
     teacher: TeacherScores | None = None
+    rewritten_at: list[int] = field(default_factory=list)
 
     @property
     def action_tokens(self) -> int:
@@ -145,7 +158,22 @@ class Group:
 
 
 @dataclass(frozen=True)
+class TurnGenerated:
+    """The tokens of a turn's action are there; its tool call runs."""
+
+    trajectory: Trajectory
+    turn: int
+
+    @property
+    def tokens(self) -> int:
+        """How many of the trajectory's tokens are there; it goes on meanwhile."""
+        return self.trajectory.turns[self.turn].action_end
+
+
+@dataclass(frozen=True)
 class TurnFinished:
+    """Its tool call has ended as well."""
+
     trajectory: Trajectory
     turn: int
 
@@ -178,7 +206,9 @@ class TrajectoryLost:
     final: bool
 
 
-Event = TurnFinished | TrajectoryFinished | RewardArrived | GroupClosed | TrajectoryLost
+Event = (
+    TurnGenerated | TurnFinished | TrajectoryFinished | RewardArrived | GroupClosed | TrajectoryLost
+)
 
 
 class Batch(Protocol):
@@ -303,11 +333,43 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
+class TurnStats:
+    """What an update's turn gradients came to: trajectories that were begun while they ran, inputs
+    whose graphs were kept and inputs that were run again at the end, how often memory did not allow
+    what was meant (`fallback` is the first, in words), and the most bytes held between two verbs.
+    """
+
+    trajectories: int
+    retained_tokens: int
+    rerun_tokens: int
+    fallbacks: int
+    fallback: str
+    live_bytes_peak: int
+
+
+@dataclass(frozen=True)
+class TurnCosts:
+    """Seconds of passes of one sequence, measured side by side at start: forward and backward pass
+    of a whole one, a turn's forward pass with and without a graph, the backward pass of a kept
+    graph, and a turn's forward and backward pass at the end. `retain_from`: turns of fewer tokens
+    are not kept; `live_bytes` a token of a kept graph takes."""
+
+    whole: PassCost
+    kept_forward: PassCost
+    bare_forward: PassCost
+    backward: PassCost
+    rerun: PassCost
+    retain_from: int
+    live_bytes: float
+
+
+@dataclass(frozen=True)
 class StepStats:
     """One optimizer step. `gradient_norm` is before clipping, after the normaliser. The peaks are
     the largest of a rank. One ledger buffer takes `buffer_bytes` at most, over all ranks;
     `free_bytes` were left where ledgers lie (None: not known). `ratios` are those of importance
-    weights, over all ranks; None without such weights, or where no token was scored."""
+    weights, over all ranks; None without such weights, or where no token was scored. `turns` and
+    `turn_costs` are those of a learner that takes turns, and of one that has measured them."""
 
     version: int
     gradient_norm: float
@@ -318,6 +380,8 @@ class StepStats:
     buffer_bytes: int | None = None
     free_bytes: int | None = None
     ratios: RatioSums | None = None
+    turns: TurnStats | None = None
+    turn_costs: TurnCosts | None = None
 
 
 @dataclass(frozen=True)
@@ -352,6 +416,19 @@ class Learner(Protocol):
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
         """Compute score gradients into the ledger. With its reward known a trajectory is committed
         at once; otherwise it stays pending until `commit`."""
+        ...
+
+    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+        """The forward pass of the turns that a running trajectory has finished: of its first
+        `tokens` tokens, as far as it was not done. `accumulate` or `capture` does the rest."""
+        ...
+
+    async def abandon(self, trajectory_ids: Sequence[str]) -> None:
+        """Throw away what `extend` made of trajectories that enter no update."""
+        ...
+
+    async def turn_settings(self) -> Mapping[str, int | None] | None:
+        """What was measured at start and decides how turns are passed; None where none are."""
         ...
 
     async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
@@ -402,12 +479,14 @@ class Clock(Protocol):
     """Wall or virtual time, and the only way to run things side by side."""
 
     kind: Literal["wall", "virtual"]
+    origin_s: float
+    """When the run began, in seconds of the clock that intervals are told in."""
 
     def now(self) -> float:
         """Seconds since the run began."""
         ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> Awaitable[None]: ...
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> Awaitable[T]: ...
 
@@ -417,6 +496,14 @@ class Clock(Protocol):
 
     def queue(self) -> Any:
         """An unbounded first-in first-out queue with put_nowait, get, get_nowait, empty."""
+        ...
+
+    def semaphore(self, value: int) -> AbstractAsyncContextManager[Any]:
+        """At most `value` may be inside at once; who came first goes first."""
+        ...
+
+    def timeout(self, seconds: float) -> AbstractAsyncContextManager[Any]:
+        """Raises TimeoutError out of its block once so many seconds have gone by."""
         ...
 
 

@@ -8,7 +8,6 @@ update is made of trajectories that are scored whole, or not at all.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -131,7 +130,7 @@ class Scoring:
 
     async def _once(self, request: ScoreRequest) -> TeacherScores:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._clock.timeout(self._timeout_s):
                 scores = await self._teacher.score(request)
         except TimeoutError as error:
             raise TeacherError(f"no answer within {self._timeout_s:g} s") from error
