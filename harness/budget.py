@@ -31,6 +31,7 @@ from harness.protocols import (
     TrajectoryFinished,
     TrajectoryLost,
     TurnFinished,
+    TurnGenerated,
 )
 
 _WAY_OUT = "raise it, or lower rollout.group_size or rollout.groups_per_batch"
@@ -123,7 +124,7 @@ class Budget:
 
     def count(self, event: Event) -> None:
         """Add what an event costs; tells `reaches` when that ends what is under way."""
-        if self.over or isinstance(event, GroupClosed):
+        if self.over or isinstance(event, GroupClosed | TurnGenerated):
             return
         trajectory = event.trajectory
         place = trajectory.group, trajectory.index

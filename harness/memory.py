@@ -15,7 +15,7 @@ from harness.objectives.estimators import ESTIMATORS
 from harness.protocols import UsageError
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
-CAPTURES_EARLY = ("reward", "submit")  # auto climbs by the memory that it measures itself
+CAPTURES_EARLY = ("reward", "submit", "turn")  # auto climbs by the memory that it measures itself
 # Of a parity check, in gradients: weights before and after two steps (3), two directions and the
 # update that is set aside (3), a copy of Adam's state (2), one difference in float64 with its
 # operands (6).
@@ -61,7 +61,7 @@ class LedgerPlan:
         """Of one group, per element: k of its trajectories are committed, the others pending. Each
         rank that holds some of them has its own sum of the reward-independent terms."""
         size, extra = self.group_size, int(self.always)
-        fewest = 0 if self.release == "submit" else size
+        fewest = size if self.release == "reward" else 0
         return max(
             (min(k, buckets) + min(k, ranks) * extra) * self.stored_bytes
             + (size - k) * (1 + extra) * self.pending_bytes
@@ -166,7 +166,7 @@ def _way_out(plan: LedgerPlan, memory: LearnerMemory) -> str:
         found.append("ledger.form=auto, where the advantages are affine in the reward")
     if memory.device != "cpu" and _fits(replace(plan, storage="host"), memory):
         found.append("ledger.storage=host")
-    if plan.release == "submit" and _fits(replace(plan, release="reward"), memory):
+    if plan.release in ("submit", "turn") and _fits(replace(plan, release="reward"), memory):
         found.append("schedule.release=reward")
     return f"take {', or '.join(found or ['schedule.release=group, which needs no ledger'])}"
 

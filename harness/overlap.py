@@ -17,6 +17,7 @@ from harness.protocols import Group, Release, Trajectory
 from harness.timings import Costs, UpdateTimings, packed_s
 
 SMALLEST_GAP = 0.05  # of T_sync: below it there is nothing to overlap, and the quotient is noise
+FORWARD_SHARE = 1 / 3  # of a pass: a backward pass computes about twice as much
 COLUMNS = ("overlap_efficiency", "t_star_s", "t_sync_s", "t_s")
 
 
@@ -100,12 +101,31 @@ def release_s(update: UpdateTimings, group: Group, trajectory: Trajectory, rung:
     return trajectory.reward_s if rung == "reward" else trajectory.finished_s
 
 
+def _jobs(
+    update: UpdateTimings, group: Group, trajectory: Trajectory, rung: Release, cost_s: float
+) -> list[Job]:
+    """Of one trajectory. Under `turn` the forward part of each turn's share of the tokens may start
+    when its tokens are there."""
+    origin_s = update.started_s
+    end_s = release_s(update, group, trajectory, rung) - origin_s
+    tokens = trajectory.turns[-1].action_end if trajectory.turns else 0
+    if rung != "turn" or not tokens:
+        return [Job(end_s, cost_s)]
+    jobs, before, forward_s = [], 0, FORWARD_SHARE * cost_s
+    for turn in trajectory.turns:
+        share = (turn.action_end - before) / tokens
+        jobs.append(Job(turn.generated_s - origin_s, forward_s * share))
+        before = turn.action_end
+    return [*jobs, Job(end_s, cost_s - forward_s)]
+
+
 def overlap(update: UpdateTimings, cost_s: Mapping[str, float], fold_s: float) -> Overlap | None:
     """The three ends of an update that was played at one rung; None for a schedule without rungs.
 
     `cost_s`: trajectory id -> packed backward cost, absent where the update does not train on it;
     `fold_s`: of one group. Nobody steps before the last event, which is a job of no cost; where
-    backwards need no reward (`submit`), every group with a gradient is folded after its last one.
+    backwards need no reward (`submit`, `turn`), every group with a gradient is folded after its
+    last one.
     T_sync shares the work evenly over the learners, which no packing can beat."""
     rung = update.release
     if rung is None:
@@ -113,12 +133,13 @@ def overlap(update: UpdateTimings, cost_s: Mapping[str, float], fold_s: float) -
     origin_s, m = update.started_s, update.learners
     last_s = update.last_event_s - origin_s
     jobs = [Job(last_s, 0.0)] + [
-        Job(release_s(update, g, t, rung) - origin_s, cost_s.get(t.trajectory_id, 0.0))
+        job
         for g in update.groups
         for t in g.trajectories
+        for job in _jobs(update, g, t, rung, cost_s.get(t.trajectory_id, 0.0))
     ]
     t_star_s = earliest_end(jobs, m)
-    if rung == "submit":
+    if rung in ("submit", "turn"):
         trained = [
             g for g in update.groups if any(t.trajectory_id in cost_s for t in g.trajectories)
         ]

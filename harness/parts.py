@@ -17,6 +17,7 @@ from harness.config import Config
 from harness.evaluation import check_held_out
 from harness.learner.client import TorchLearnerClient
 from harness.learner.placement import Placement
+from harness.learner.turn_options import TurnOptions
 from harness.memory import ledger_plan
 from harness.objectives import offpolicy
 from harness.objectives.estimators import ESTIMATORS
@@ -24,6 +25,7 @@ from harness.policy import lora
 from harness.prompts import check_prompts
 from harness.protocols import Environment, Learner, SandboxProvider, Task, Trajectory
 from harness.rollout import Penalty, Rollouts
+from harness.schedule_rules import whole_trajectories
 from harness.teachers.protocol import Teacher
 from harness.teachers.scoring import Scoring
 
@@ -191,6 +193,7 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
         "dtype": learner.dtype,
         "temperature": config.rollout.temperature,
         "objective": offpolicy.effective(config),
+        "turns": turn_options(config),
         "adapters": lora.adapters(config.policy.lora, config.seed),
         "placement": Placement(
             learner.ranks,
@@ -200,6 +203,21 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
             chunk_tokens=config.schedule.chunk_tokens if learner.ranks > 1 else None,
         ),
     }
+
+
+def turn_options(config: Config) -> TurnOptions | None:
+    """None where no turn has a gradient of its own: under another rung, or (schedule.release=auto)
+    under settings that need whole trajectories."""
+    segments, release = config.segments, config.schedule.release
+    if release not in ("turn", "auto") or next(whole_trajectories(config), None):
+        return None
+    return TurnOptions(
+        segments.target,
+        segments.way,
+        segments.max_live_bytes,
+        segments.chunk_tokens,
+        required=release == "turn",
+    )
 
 
 def reward_penalty(config: Config, learner: Learner) -> Penalty | None:
@@ -240,6 +258,6 @@ def make_rollouts(
         config.rollout,
         parts.clock.origin_s,
         penalty,
-        asyncio.Semaphore(config.sandbox.verify_parallel or config.sandbox.max_parallel),
+        parts.clock.semaphore(config.sandbox.verify_parallel or config.sandbox.max_parallel),
         scoring,
     )

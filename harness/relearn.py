@@ -37,6 +37,9 @@ def sha256(path: Path) -> str:
 _ARGUMENTS = {
     "accumulate": ("ids", "coefficients"),
     "capture": ("ids", "rewards"),
+    "turns": ("settings",),
+    "extend": ("id", "tokens"),
+    "abandon": ("ids",),
     "commit": ("id", "reward"),
     "discard": ("ids",),
     "fold": ("group", "coefficients"),
@@ -98,6 +101,11 @@ async def play(
     elif name == "capture":
         rewarded = zip(_of(known, verb["ids"]), verb["rewards"], strict=True)
         await learner.capture([replace(t, reward=reward) for t, reward in rewarded])
+    elif name == "extend":
+        (trajectory,) = _of(known, [verb["id"]])
+        await learner.extend(trajectory, verb["tokens"])
+    elif name == "abandon":
+        await learner.abandon(verb["ids"])
     elif name == "commit":
         await learner.commit(verb["id"], verb["reward"])
     elif name == "discard":
@@ -117,13 +125,18 @@ async def relearn(folder: Path, config: Config) -> dict[str, Any]:
     known = {t.trajectory_id: t for t, _ in read(folder / "trajectories.jsonl")}
     policy = resolve(config.policy.path or config.policy.name)
     updates, first = 0, None
+    recorded_verbs = list(verbs(folder / "learner.jsonl"))
+    options = learner_options(config, policy, Path())
+    for verb in recorded_verbs:
+        if verb["verb"] == "turns" and options["turns"] is not None:
+            options["turns"] = replace(options["turns"], **verb["settings"])
     with tempfile.TemporaryDirectory(prefix="thundersync-") as scratch:
         learner = TorchLearnerClient(
-            learner_options(config, policy, Path(scratch)), config.schedule.learner_devices
+            options | {"publish_folder": scratch}, config.schedule.learner_devices
         )
         try:
             await learner.start()
-            for verb in verbs(folder / "learner.jsonl"):
+            for verb in recorded_verbs:
                 norm = await play(learner, verb, known)
                 if norm is not None:
                     updates += 1

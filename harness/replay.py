@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.accounting import ALIVE
@@ -24,8 +25,8 @@ from harness.protocols import (
     Task,
     Trajectory,
     TrajectoryFinished,
-    Turn,
     TurnFinished,
+    TurnGenerated,
     UsageError,
     VersionSpan,
 )
@@ -172,11 +173,11 @@ class Replay:
             generated_s = clock.now()
             if self._scoring is not None:
                 self._scoring.turn(played, turn.action_start, turn.action_end)
+            again = replace(turn, started_s=started_s, generated_s=generated_s)
+            played.turns.append(again)
+            emit(TurnGenerated(played, number))
             await clock.sleep(turn.exec_s)
-            played.turns.append(
-                Turn(turn.action_start, turn.action_end, started_s, generated_s, clock.now(),
-                     turn.exec_s, turn.exit_code, turn.timed_out)
-            )  # fmt: skip
+            again.finished_s = clock.now()
             emit(TurnFinished(played, number))
         await self._engine.release(played.trajectory_id)
         if self._scoring is not None:

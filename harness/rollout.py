@@ -39,6 +39,7 @@ from harness.protocols import (
     TrajectoryLost,
     Turn,
     TurnFinished,
+    TurnGenerated,
     Verdict,
 )
 from harness.slots import Slots
@@ -230,6 +231,7 @@ class Rollouts:
             trajectory.turns.append(turn)
             if self._scoring is not None:
                 self._scoring.turn(trajectory, turn.action_start, turn.action_end)
+            emit(TurnGenerated(trajectory, len(trajectory.turns) - 1))
             command = environment.action(text) if text is not None else None
             if text is not None and command is None:
                 trajectory.end = "submit"

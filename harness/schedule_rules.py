@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from harness.config import Config, ScheduleConfig
 from harness.protocols import UsageError
 
@@ -13,6 +15,9 @@ _KEYS = (
 def check(config: Config) -> None:
     """Raises UsageError, one line, for the first contradiction."""
     _release(config.schedule)
+    if config.schedule.release == "turn":
+        for line in whole_trajectories(config):
+            raise UsageError(f"{line}, or schedule.release=submit")
     _asynchronous(config)
 
 
@@ -33,6 +38,37 @@ def _release(schedule: ScheduleConfig) -> None:
         raise UsageError(
             "schedule.release=null: schedule=stream needs a rung of the ladder; "
             "take schedule.release=reward"
+        )
+
+
+def whole_trajectories(config: Config) -> Iterator[str]:
+    """Why turns have no gradient of their own under these settings, each with a way out."""
+    objective, learner, weights = config.objective, config.learner, config.objective.importance
+    if learner.ranks > 1:
+        yield (
+            f"learner.ranks={learner.ranks}: a running trajectory's turns stay in one process, and "
+            "which one takes the trajectory is known at its end; take learner.ranks=1"
+        )
+    if learner.device != "cpu":
+        yield (
+            f"learner.device={learner.device}: turn gradients were never run on a GPU; take "
+            "learner.device=cpu"
+        )
+    if objective.name == "opd" and objective.discount:
+        yield (
+            f"objective.discount={objective.discount}: a token's weight needs the turns that "
+            "follow, and schedule.release=turn does not wait for them; take objective.discount=0"
+        )
+    if weights.kind != "none" and weights.level == "sequence":
+        yield (
+            "objective.importance.level=sequence: a token's weight needs all of its trajectory's; "
+            "take objective.importance.level=token"
+        )
+    clip = objective.clip
+    if weights.kind != "none" and (clip.kind, clip.form) == ("gspo", "sequence"):
+        yield (
+            "objective.clip.form=sequence: a token's weight is the mean of its trajectory's; take "
+            "objective.clip.form=token"
         )
 
 

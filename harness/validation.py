@@ -23,7 +23,7 @@ from harness.protocols import UsageError
 from harness.teachers import select as teachers
 
 CHOICES: dict[str, Sequence[str | None]] = {
-    "schedule.release": (None, "batch", "group", "reward", "submit", "auto"),
+    "schedule.release": (None, "batch", "group", "reward", "submit", "turn", "auto"),
     "schedule.placement": ("disaggregated", "colocated"),
     "schedule.queue": ("fifo", "freshest"),
     "schedule.stale_groups": ("wait", "drop", "keep"),
@@ -56,6 +56,7 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "ledger.form": ("auto", "affine", "bucket"),
     "ledger.dtype": ("float32", "float64", "bfloat16"),
     "ledger.storage": ("device", "host"),
+    "segments.way": ("auto", "retain", "sweep"),
     "tracking.name": ("mlflow", "none"),
 }
 # key -> (lowest, highest, may the lowest itself be taken)
@@ -116,6 +117,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "evaluation.temperature": (0, math.inf, True),
     "ledger.max_open_groups": (1, math.inf, True),
     "ledger.bucket_cap": (2, math.inf, True),
+    "segments.max_live_bytes": (0, math.inf, True),
+    "segments.chunk_tokens": (1, math.inf, True),
     "parity.every": (0, math.inf, True),
     "parity.permutations": (1, math.inf, True),
     "policy.lora.rank": (0, math.inf, True),
@@ -123,7 +126,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "seed": (0, 2**63 - 1, True),
 }
 _FILES = ("policy.path", "replay", "teacher.path", "teacher.file")
-_TARGETS = ("schedule.target", "ledger.target")
+_TARGETS = ("schedule.target", "ledger.target", "segments.target")
 
 
 def validate(config: Config) -> None:

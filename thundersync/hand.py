@@ -2,12 +2,13 @@
 
 The rung of the release ladder (math.md section 3) decides which event releases a trajectory:
 `submit` its last token, `reward` its own reward; under `group` and `batch` nothing is captured
-early.
+early. `turn` is `submit`, and the forward pass of each turn as soon as its tokens are there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from harness.protocols import (
@@ -19,6 +20,7 @@ from harness.protocols import (
     Trajectory,
     TrajectoryFinished,
     TrajectoryLost,
+    TurnGenerated,
 )
 
 
@@ -27,7 +29,9 @@ class Hand:
     """`captured` maps an open group to the ids whose score gradient lies in the ledger; those in
     `pending` still lack their reward there. `rewarded` and `lost` are pending ones to commit and to
     discard. `rewards` are those that have arrived in open groups, `waiting` what may not be
-    captured before another group closes."""
+    captured before another group closes. `turns` has the running trajectories with new turns, and
+    how many of their tokens are there; `begun` the group of every one whose turns the learner
+    holds, `useless` those that it holds for nothing."""
 
     release: Release
     closed: list[Group] = field(default_factory=list)
@@ -38,11 +42,19 @@ class Hand:
     rewarded: list[Trajectory] = field(default_factory=list)
     lost: list[Trajectory] = field(default_factory=list)
     rewards: dict[int, list[float]] = field(default_factory=dict)
+    turns: dict[str, tuple[Trajectory, int]] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)
+    useless: list[str] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
         """Sort one event in."""
-        if isinstance(event, TrajectoryFinished) and self.release == "submit":
-            self.released.append(event.trajectory)
+        if isinstance(event, TurnGenerated):
+            if self.release == "turn":
+                self.turns[event.trajectory.trajectory_id] = event.trajectory, event.tokens
+        elif isinstance(event, TrajectoryFinished):
+            if self.release in ("submit", "turn"):
+                self.released.append(event.trajectory)
+            self.turns.pop(event.trajectory.trajectory_id, None)  # what is new of it comes with it
         elif isinstance(event, RewardArrived):
             if event.trajectory.reward is not None:
                 self.rewards.setdefault(event.trajectory.group, []).append(event.trajectory.reward)
@@ -61,8 +73,11 @@ class Hand:
     def _forget(self, trajectory: Trajectory) -> None:
         self.released = [t for t in self.released if t is not trajectory]
         self.waiting = [t for t in self.waiting if t is not trajectory]
+        self.turns.pop(trajectory.trajectory_id, None)
         if trajectory.trajectory_id in self.pending:
             self.lost.append(trajectory)
+        elif self.begun.pop(trajectory.trajectory_id, None) is not None:
+            self.useless.append(trajectory.trajectory_id)
 
     @property
     def closable(self) -> bool:
@@ -72,7 +87,8 @@ class Hand:
     @property
     def empty(self) -> bool:
         """Nothing to do before the next event."""
-        return not (self.closable or self.released or self.rewarded or self.lost)
+        waits = self.closable or self.released or self.rewarded or self.lost
+        return not (waits or self.turns or self.useless)
 
     @property
     def candidates(self) -> list[Trajectory]:
@@ -97,6 +113,25 @@ class Hand:
         self.released = [t for t in self.released if t.trajectory_id not in taken]
         self.captured.setdefault(chunk[0].group, set()).update(taken)
         self.pending |= {t.trajectory_id for t in chunk if t.reward is None}
+        self.use(taken)
+
+    def next_turns(self) -> tuple[Trajectory, int]:
+        """The turns that have waited longest, which the learner holds from now on."""
+        trajectory, tokens = self.turns.pop(next(iter(self.turns)))
+        self.begun[trajectory.trajectory_id] = trajectory.group
+        return trajectory, tokens
+
+    def use(self, trajectory_ids: Iterable[str]) -> None:
+        """Their gradients are being made: the learner holds no turns of them any more."""
+        for name in trajectory_ids:
+            self.begun.pop(name, None)
+
+    def give_up(self, groups: Container[int]) -> list[str]:
+        """What the learner holds for nothing: lost, or of closed groups and unused."""
+        unused = [name for name, group in self.begun.items() if group in groups]
+        self.use(unused)
+        given, self.useless = self.useless + unused, []
+        return given
 
     def wait(self) -> None:
         """Nothing that is released may be captured as things are: no group may be opened."""

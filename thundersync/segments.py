@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from harness.protocols import UsageError
+from harness.protocols import TurnCosts, UsageError
+from thundersync.segments_costs import measure
 from thundersync.segments_held import WAYS, Fallback, Finished, Held, Piece, Way
 from thundersync.segments_memory import Saved
 from thundersync.segments_pass import Score, Scored, check, run
@@ -70,6 +71,11 @@ class TurnGradients:
         self._fallbacks: list[Fallback] = []
         self._token_bytes: float | None = None  # of a graph, the least that was measured
         self.live_bytes_peak = 0
+        self.retain_from = 0
+        """Turns of fewer tokens are not retained: a backward pass of their own would cost more than
+        running them again."""
+        self.beside_bytes = 0
+        """What the owner holds beside, under the same bound."""
 
     # -- the verbs ---------------------------------------------------------------------------------
 
@@ -81,10 +87,15 @@ class TurnGradients:
         self._under_way[trajectory_id] = Held(store, self._versions())
 
     def extend(
-        self, trajectory_id: str, tokens_T: Sequence[int], action_mask_T: Sequence[int]
+        self,
+        trajectory_id: str,
+        tokens_T: Sequence[int],
+        action_mask_T: Sequence[int],
+        last: bool = False,
     ) -> list[float] | None:
         """The forward pass of a finished turn: what its observation and its action (mask 1) add to
-        the trajectory, either of them possibly nothing. Returns the log-probabilities of its action
+        the trajectory, either of them possibly nothing. The `last` one's graph is made as if it
+        were run again at the end, which comes at once. Returns the log-probabilities of its action
         tokens, None where tokens alone are held."""
         held = self._get(trajectory_id)
         if len(tokens_T) != len(action_mask_T):
@@ -104,7 +115,11 @@ class TurnGradients:
             return None
         if start == end:
             return []
-        if self._way == "retain" and self._expects_room(trajectory_id, turn, end - start):
+        if last and end - start <= self._chunk_tokens:
+            piece = Piece(start, end)
+            piece.scored = scored = self._run(held, store, piece, writes=True)
+            held.retained.append(piece)
+        elif self._retains(end - start) and self._expects_room(trajectory_id, turn, end - start):
             scored = self._retain(trajectory_id, held, store, turn, Piece(start, end))
         else:
             scored = self._run(held, store, Piece(start, end), writes=True, graph=False)
@@ -173,8 +188,8 @@ class TurnGradients:
 
     @property
     def live_bytes(self) -> int:
-        """Of graphs, keys and values."""
-        return sum(held.live_bytes for held in self._under_way.values())
+        """Of graphs, keys and values, and what the owner says that it holds."""
+        return self.beside_bytes + sum(held.live_bytes for held in self._under_way.values())
 
     def drain_fallbacks(self) -> list[Fallback]:
         """Since the last call."""
@@ -195,6 +210,13 @@ class TurnGradients:
                 "take no optimizer step before every trajectory of the batch is finished"
             )
         return held
+
+    def costs(self) -> TurnCosts:
+        """Measured now, on random tokens."""
+        return measure(self._model, self._temperature)
+
+    def _retains(self, tokens: int) -> bool:
+        return self._way == "retain" and tokens >= self.retain_from
 
     def _fits(self, more_bytes: int) -> bool:
         return self._limit is None or self.live_bytes + more_bytes <= self._limit

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.sequences import prolongation
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -20,13 +22,6 @@ class Segment:
     turn: int
     tokens_T: list[int]
     action_mask_T: list[int]
-
-
-def prolongation(so_far: Sequence[int], prompt: Sequence[int]) -> list[int] | None:
-    """The tokens by which `prompt` goes on after `so_far`; None where it does not: its context was
-    rewritten."""
-    length = len(so_far)
-    return list(prompt[length:]) if list(prompt[:length]) == list(so_far) else None
 
 
 def split(turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[list[Segment]]:

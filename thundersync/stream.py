@@ -4,7 +4,8 @@ ThunderSyncRL (arXiv 2610.05935); math.md sections 2 and 3. The update equals th
 trajectory's score gradient waits in the ledger until its group closes and its advantage is known.
 Closed-group work goes first; a trajectory that was not captured when its group closes is added with
 its final advantage and needs no ledger. Beyond the paper, `release=submit` does not even wait for
-the trajectory's own reward: the score gradient does not contain it.
+the trajectory's own reward: the score gradient does not contain it. `release=turn` also runs the
+forward passes of a trajectory's turns while its tool calls run.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from thundersync.release import buffers_per_group, choose
 
 class Stream:
     """`schedule=stream`. `schedule.release` is the rung of math.md section 3: batch, group, reward,
-    submit, or auto (thundersync/release.py); `ledger.max_open_groups` bounds how many groups may
-    hold ledger buffers, past it an open group waits for its close."""
+    submit, turn, or auto (thundersync/release.py); `ledger.max_open_groups` bounds how many groups
+    may hold ledger buffers, past it an open group waits for its close."""
 
     name = "stream"
 
@@ -73,10 +74,14 @@ class Stream:
         elif hand.rewarded:
             trajectory = hand.rewarded.pop(0)
             await run.learner.commit(hand.settle(trajectory), _reward(trajectory))
+        elif hand.useless:
+            await run.learner.abandon(hand.give_up(()))
         elif hand.closable:
             await self._close(run, hand)
         elif captures := self._next_captures(run, hand):
             await run.learner.capture(captures)
+        elif hand.turns:
+            await run.learner.extend(*hand.next_turns())
 
     def _next_captures(self, run: Run, hand: Hand) -> list[Trajectory]:
         """What the learner's ranks take at once: up to one chunk for each."""
@@ -120,7 +125,11 @@ class Stream:
             late |= {
                 k: (t, a) for k, (t, a) in known.items() if k not in captured and run.matters(a)
             }
+        closed = {group.group for group in hand.closed}
         hand.closed.clear()
+        hand.use(late)
+        if unused := hand.give_up(closed):
+            await run.learner.abandon(unused)
         for chunks in run.rounds([t for t, _ in late.values()]):
             await run.learner.accumulate(chunks, [late[t.trajectory_id][1] for t in chunks])
 

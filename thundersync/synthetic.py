@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from harness.protocols import Group, Trajectory
+from harness.protocols import Group, Trajectory, Turn
 
 _SHORTEST = 12
 
@@ -17,9 +17,11 @@ def synthetic_groups(
     groups: int = 4,
     size: int = 6,
     tokens: int = 90,
+    rewritten: bool = False,
 ) -> list[Group]:
     """Trajectories of random tokens, masks and lengths up to `tokens`; the first group is
-    degenerate, the last has a trajectory without action tokens."""
+    degenerate, the last has a trajectory without action tokens. A turn is a few runs of action
+    tokens; with `rewritten` half of the turns begin a sequence of their own."""
     draw = random.Random(seed)
     made = []
     for g in range(groups):
@@ -35,10 +37,23 @@ def synthetic_groups(
                     tokens_T=[draw.randrange(vocabulary) for _ in range(length)],
                     action_mask_T=mask,
                     reward=rewards[0] if g == 0 else rewards[i % len(rewards)],
+                    turns=_turns(mask),
                 )
             )  # fmt: skip
+            if rewritten:
+                trajectory = group.trajectories[-1]
+                ends = [turn.action_end for turn in trajectory.turns[::2]]
+                trajectory.rewritten_at = [end for end in ends if end < length]
         made.append(group)
     return made
+
+
+def _turns(mask_T: Sequence[int]) -> list[Turn]:
+    """Every third run of action tokens ends a turn."""
+    edges = [t for t in range(1, len(mask_T)) if mask_T[t - 1] and not mask_T[t]]
+    ends = [*edges[2::3], len(mask_T)]
+    starts = [next((t for t in range(end - 1, 0, -1) if not mask_T[t - 1]), 0) for end in ends]
+    return [Turn(start, end, 0.0, 0.0) for start, end in zip(starts, ends, strict=True)]
 
 
 def arrival(groups: Sequence[Group], seed: int) -> list[Trajectory]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,26 @@ class ScoredTokens:
     action_mask_T: list[int]
     behaviour_logprobs_T: list[float] | None = None
     teacher: TeacherScores | None = None
+    rewritten_at: list[int] = field(default_factory=list)
 
 
-def scored(trajectory: Trajectory, behaviour: bool = False) -> ScoredTokens:
+def scored(
+    trajectory: Trajectory, behaviour: bool = False, tokens: int | None = None
+) -> ScoredTokens:
     """`behaviour` adds the engine's log-probabilities, which importance weights need; a teacher's
-    scores are there where it has given any."""
+    scores are there where it has given any. The first `tokens` tokens of a running trajectory."""
+    behaviour_T = trajectory.behaviour_logprobs_T if behaviour else None
     return ScoredTokens(
         trajectory_id=trajectory.trajectory_id,
         group=trajectory.group,
         reward=trajectory.reward,
-        tokens_T=trajectory.tokens_T,
-        action_mask_T=trajectory.action_mask_T,
-        behaviour_logprobs_T=trajectory.behaviour_logprobs_T if behaviour else None,
+        tokens_T=trajectory.tokens_T[:tokens],
+        action_mask_T=trajectory.action_mask_T[:tokens],
+        behaviour_logprobs_T=None if behaviour_T is None else behaviour_T[:tokens],
         teacher=trajectory.teacher,
+        rewritten_at=[
+            at for at in trajectory.rewritten_at if at < (tokens or len(trajectory.tokens_T))
+        ],
     )
 
 
@@ -178,6 +185,17 @@ class TorchLearnerClient:
             return
         self._holder |= {row.trajectory_id: rank for rank, share in shares.items() for row in share}
         await self._ask("capture", {rank: (share,) for rank, share in shares.items() if share})
+
+    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+        """Of one process alone: validation lets no other learner take turns."""
+        await self._workers[0].call("extend", scored(trajectory, self._behaviour, tokens))
+
+    async def abandon(self, trajectory_ids: Sequence[str]) -> None:
+        await self._workers[0].call("abandon", list(trajectory_ids))
+
+    async def turn_settings(self) -> dict[str, int | None] | None:
+        """What decides which graphs are kept; None where no turns are taken."""
+        return await self._workers[0].call("turn_settings")
 
     async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Under fsdp a forward is an act of all ranks, so all compute the same."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
+from harness.hardware import available_bytes
 from harness.learner.placement import Placement
+from harness.memory import LearnerMemory
 from harness.protocols import UsageError
+
+if TYPE_CHECKING:
+    from harness.learner.gradients import Replicated
 
 
 def open_device(
@@ -33,3 +39,24 @@ def settle(device: torch.device) -> None:
     kernel was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def measured(
+    placement: Placement, device: torch.device, layout: Replicated, free_bytes: int | None
+) -> LearnerMemory:
+    """What there is for the ledger; `free_bytes` stands for a measurement."""
+    host_bytes = available_bytes()
+    if free_bytes is None:
+        cuda = device.type == "cuda"
+        free_bytes = torch.cuda.mem_get_info(device)[0] if cuda else host_bytes
+    elements = layout.buffer_elements
+    whole = sum(p.numel() for p in layout.parameters)
+    return LearnerMemory(
+        device=device.type,
+        free_bytes=free_bytes,
+        host_free_bytes=host_bytes,
+        parameters=elements if layout.joint else whole,
+        buffer_elements=elements,
+        processes=placement.ranks if device.type == "cpu" else 1,
+        sharded=placement.together,
+    )

@@ -195,6 +195,22 @@ class SpreadLedger(Replicated):
         return ranks.like(ranks.all_gather(shard), self.parameters)
 
 
+def together(captured: list[Captured], apart: Sequence[list[Buffers]]) -> list[Captured]:
+    """What one pass captured and what was made of single trajectories (their gradient and, where
+    there is one, that of the reward-independent terms), as one capture."""
+    for made in apart:
+        gradients, always = made[0], made[1] if len(made) > 1 else None
+        if not captured:
+            captured = [(gradients, always)]
+            continue
+        ((own, own_always),) = captured
+        foreach_add_(own, gradients)
+        if own_always is not None and always is not None:
+            foreach_add_(own_always, always)
+        captured = [(own, always if own_always is None else own_always)]
+    return captured
+
+
 def layout(scorer: Scorer, placement: Placement, dtype: torch.dtype) -> Replicated:
     """How gradients are made and summed at a placement; ranks meet here."""
     if placement.ranks > 1 and placement.parallel == "fsdp":

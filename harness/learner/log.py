@@ -7,7 +7,7 @@ whatever happened on the clock: harness.relearn plays it back.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ class LoggedLearner:
         self._learner = learner
         self._file = path.open("w", encoding="utf-8")
         self._checking = False
+        self._settled = False
 
     def _write(self, verb: str, **arguments: Any) -> None:
         if not self._checking:
@@ -37,6 +38,20 @@ class LoggedLearner:
         rewards = [t.reward for t in trajectories]
         self._write("capture", ids=_ids(trajectories), rewards=rewards)
         await self._learner.capture(trajectories)
+
+    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+        if not self._settled:  # what was measured at start decides which graphs are kept
+            self._settled = True
+            self._write("turns", settings=await self._learner.turn_settings())
+        self._write("extend", id=trajectory.trajectory_id, tokens=tokens)
+        await self._learner.extend(trajectory, tokens)
+
+    async def abandon(self, trajectory_ids: Sequence[str]) -> None:
+        self._write("abandon", ids=list(trajectory_ids))
+        await self._learner.abandon(trajectory_ids)
+
+    async def turn_settings(self) -> Mapping[str, int | None] | None:
+        return await self._learner.turn_settings()
 
     async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Not written down: it becomes part of the rewards, which are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -75,6 +75,31 @@ class ParityBench:
             norm(_difference(direction, reference)) / norm(reference),
             norm(_difference(weights, self._reference_weights)) / moved if moved else 0.0,
         )
+
+
+class ParityVerbs:
+    """A learner's verbs of a check."""
+
+    _bench: ParityBench | None = None
+
+    def parity_begin(self, normaliser: float) -> None:
+        """Set the accumulated update aside and open a bench; `accumulate` then fills others."""
+        self._bench = ParityBench(cast("TorchLearner", self), normaliser)
+
+    def parity_add(self) -> None:
+        """Compare the update accumulated since, and clear it."""
+        self._open_bench().add()
+
+    def parity_end(self) -> ParityFigures:
+        """Put the set-aside update back."""
+        figures = self._open_bench().end()
+        self._bench = None  # its gradients and weights are as large as the model
+        return figures
+
+    def _open_bench(self) -> ParityBench:
+        if self._bench is None:
+            raise ValueError("parity: no check was begun")
+        return self._bench
 
 
 def _difference(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> Buffers:

@@ -10,8 +10,8 @@ weights' own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from harness.learner.client import ScoredTokens
 from harness.learner.distillation import Distillation
 from harness.learner.importance import LOG_RATIO_LIMIT, Importance
 from harness.objectives.estimators import AGGREGATIONS
+from harness.sequences import spans
 
 
 @dataclass(frozen=True)
@@ -36,30 +37,34 @@ class Score:
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows side by side. The N action positions run row by row: `predicts` (rows, length - 1) marks
-    where they are predicted, `targets_N` are their tokens, `row_N` their rows."""
+    """The sequences of `rows` trajectories side by side. The N action positions run row by row:
+    `predicts` (sequences, length - 1) marks where they are predicted, `targets_N` are their tokens,
+    `row_N` the trajectories that they are of."""
 
     tokens: torch.Tensor
     predicts: torch.Tensor
     targets_N: torch.Tensor
     row_N: torch.Tensor
+    rows: int
 
     def sums(self, values_N: torch.Tensor) -> torch.Tensor:
         """The sum of `values_N` over each row, at each of the row's positions."""
-        rows = torch.zeros(len(self.tokens), dtype=values_N.dtype, device=values_N.device)
+        rows = torch.zeros(self.rows, dtype=values_N.dtype, device=values_N.device)
         return rows.index_add(0, self.row_N, values_N)[self.row_N]
 
 
 def pack(rows: Sequence[ScoredTokens], device: torch.device) -> Packed:
     """Right padding needs no attention mask under causal attention."""
-    length = max(len(r.tokens_T) for r in rows)
-    tokens = torch.zeros(len(rows), length, dtype=torch.long)
-    mask = torch.zeros(len(rows), length, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row.tokens_T)] = torch.tensor(row.tokens_T)
-        mask[i, : len(row.tokens_T)] = torch.tensor(row.action_mask_T, dtype=torch.bool)
+    parts = [(n, row, *span) for n, row in enumerate(rows) for span in spans(row)]
+    length = max(end - start for *_, start, end in parts)
+    tokens = torch.zeros(len(parts), length, dtype=torch.long)
+    mask = torch.zeros(len(parts), length, dtype=torch.bool)
+    for i, (_, row, start, end) in enumerate(parts):
+        tokens[i, : end - start] = torch.tensor(row.tokens_T[start:end])
+        mask[i, : end - start] = torch.tensor(row.action_mask_T[start:end], dtype=torch.bool)
     tokens, predicts = tokens.to(device), mask[:, 1:].to(device)
-    return Packed(tokens, predicts, tokens[:, 1:][predicts], predicts.nonzero()[:, 0])
+    of_N = torch.tensor([n for n, *_ in parts], device=device)[predicts.nonzero()[:, 0]]
+    return Packed(tokens, predicts, tokens[:, 1:][predicts], of_N, len(rows))
 
 
 def _weighted(terms_N: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
@@ -109,10 +114,53 @@ class Scorer:
         kept = [r for r, _ in used]
         packed = pack(kept, self.model.get_input_embeddings().weight.device)
         logprobs_NV = self._logprobs(self.model, packed)
+        reference_N = self._frozen_logprobs(self.reference, packed) if self._in_loss else None
+        scales = [self.weight(r) for r in kept]
+        given = [c for _, c in used]
+        return self._score(kept, scales, given, packed, logprobs_NV, reference_N, measure)
+
+    def weight(self, row: ScoredTokens) -> float:
+        """Of each of a trajectory's tokens, by the aggregation."""
+        return self._weight(sum(row.action_mask_T))
+
+    def in_pieces(self, row: ScoredTokens) -> Callable[..., Score]:
+        """Scores a trajectory a few action tokens at a time, at coefficient and weight 1: a
+        function of (index of the first among the trajectory's, log-probabilities over the
+        vocabulary (N, V), tokens (N)). For terms in which no token looks at another."""
+        reference = self.token_logprobs(row, self.reference) if self._in_loss else []
+        behaviour_T = row.behaviour_logprobs_T or [0.0] * len(row.action_mask_T)
+        acted = [b for b, m in zip(behaviour_T, row.action_mask_T, strict=True) if m]
+        teacher = row.teacher
+
+        def score(first: int, logprobs_NV: torch.Tensor, targets_N: torch.Tensor) -> Score:
+            end = first + len(targets_N)
+            piece = replace(
+                row,
+                tokens_T=[],
+                action_mask_T=[1] * len(targets_N),
+                behaviour_logprobs_T=acted[first:end],
+                teacher=teacher and teacher.cut(first, end),
+            )
+            whose_N = torch.zeros_like(targets_N)
+            packed = Packed(targets_N[None], whose_N[None] == 0, targets_N, whose_N, 1)
+            reference_N = logprobs_NV.new_tensor(reference[first:end]) if self._in_loss else None
+            return self._score([piece], [1.0], [1.0], packed, logprobs_NV, reference_N, True)
+
+        return score
+
+    def _score(
+        self,
+        kept: Sequence[ScoredTokens],
+        scales: Sequence[float],
+        coefficients: Sequence[float],
+        packed: Packed,
+        logprobs_NV: torch.Tensor,
+        reference_N: torch.Tensor | None,
+        measure: bool,
+    ) -> Score:
         logprobs_N = logprobs_NV.gather(1, packed.targets_N[:, None])[:, 0]
-        scale_N = logprobs_N.new_tensor([self._weight(sum(r.action_mask_T)) for r in kept])
-        scale_N = scale_N[packed.row_N]
-        weights_N = scale_N * logprobs_N.new_tensor([c for _, c in used])[packed.row_N]
+        scale_N = logprobs_N.new_tensor(scales)[packed.row_N]
+        weights_N = scale_N * logprobs_N.new_tensor(coefficients)[packed.row_N]
         trusted_N = scale_N
         if self.importance is not None:
             ratios_N = self.importance.weights(kept, packed, logprobs_N.detach(), measure)
@@ -126,8 +174,7 @@ class Scorer:
         always = torch.zeros_like(policy)
         if self._beside_task:
             always = always + _weighted(terms_N, trusted_N)
-        if self._in_loss:
-            reference_N = self._frozen_logprobs(self.reference, packed)
+        if reference_N is not None:
             kl_N = self._kl_estimate(logprobs_N, reference_N)
             always = always - self._kl.coefficient * (scale_N * kl_N).sum()
         if self._entropy > 0.0:

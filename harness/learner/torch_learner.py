@@ -8,7 +8,6 @@ service.
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,28 +15,28 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import (
-    _foreach_norm as foreach_norm,  # pyright: ignore[reportPrivateImportUsage]
-)
 
 from harness import memory
 from harness.cluster.worker import load
 from harness.config import ObjectiveConfig
 from harness.hardware import available_bytes
 from harness.learner.client import ScoredTokens
-from harness.learner.device import open_device, settle
-from harness.learner.gradients import Total, layout
-from harness.learner.parity_bench import ParityBench
+from harness.learner.device import measured, open_device, settle
+from harness.learner.gradients import Captured, Total, layout, together
+from harness.learner.parity_bench import ParityVerbs
 from harness.learner.placement import Part, Placement, parts
 from harness.learner.scoring import Scorer, silence_dropout
+from harness.learner.turn_options import TurnOptions
+from harness.learner.turns import TurnVerbs, check_finite, open_turns
 from harness.policy import lora
 from harness.policy.load import load_for_training
-from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats
+from harness.protocols import FoldSpec, Interval, StepStats
+from harness.sequences import padded
 
 Buffers = list[torch.Tensor]
 
 
-class TorchLearner:
+class TorchLearner(ParityVerbs, TurnVerbs):
     """One rank, at its `placement` among others. `optimizer` holds AdamW's learning_rate, beta1,
     beta2, weight_decay, and gradient_clip, the largest global norm of the normalised gradient;
     `ledger` names the ledger class by dotted path. `model` is one that is loaded already, and
@@ -61,6 +60,7 @@ class TorchLearner:
         model: Any = None,
         ledger_plan: memory.LedgerPlan | None = None,
         free_bytes: int | None = None,
+        turns: TurnOptions | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(True)
@@ -91,31 +91,15 @@ class TorchLearner:
             weight_decay=optimizer["weight_decay"],
         )
         if ledger_plan is not None:
-            memory.check(ledger_plan, self._memory(free_bytes))
+            placed = self._placement, self._device
+            memory.check(ledger_plan, measured(*placed, self._layout, free_bytes))
+        if turns is not None:
+            self._turns = open_turns(turns, self.scorer, self.parameters, temperature)
         self._clip = optimizer["gradient_clip"]
         self._total = Total()
         self._folder = Path(publish_folder)
         self._intervals: list[Interval] = []
-        self._bench: ParityBench | None = None
         self.version = 0
-
-    def _memory(self, free_bytes: int | None) -> memory.LearnerMemory:
-        """What there is for the ledger; `free_bytes` stands for a measurement."""
-        device, host_bytes = self._device, available_bytes()
-        if free_bytes is None:
-            cuda = device.type == "cuda"
-            free_bytes = torch.cuda.mem_get_info(device)[0] if cuda else host_bytes
-        elements = self._layout.buffer_elements
-        whole = sum(p.numel() for p in self.parameters)
-        return memory.LearnerMemory(
-            device=device.type,
-            free_bytes=free_bytes,
-            host_free_bytes=host_bytes,
-            parameters=elements if self._layout.joint else whole,
-            buffer_elements=elements,
-            processes=self._placement.ranks if device.type == "cpu" else 1,
-            sharded=self._placement.together,
-        )
 
     @property
     def vocabulary(self) -> int:
@@ -130,7 +114,7 @@ class TorchLearner:
             args["trajectories"] = [r.trajectory_id for r in rows]
             args["groups"] = sorted({r.group for r in rows})
             args["tokens"] = sum(len(r.tokens_T) for r in rows)
-            args["padded"] = len(rows) * max(len(r.tokens_T) for r in rows)
+            args["padded"] = padded(rows)
         self._intervals.append(Interval(self._name, name, start_s, time.monotonic(), args))
 
     # -- the verbs ---------------------------------------------------------------------------------
@@ -141,6 +125,11 @@ class TorchLearner:
         start_s = time.monotonic()
         regularised = self.scorer.regularised
         used = [(r, c) for r, c in zip(rows, coefficients, strict=True) if regularised or c != 0.0]
+        begun = [(r, c) for r, c in used if self._begun(r)]
+        used = [(r, c) for r, c in used if not self._begun(r)]
+        for row, coefficient in begun:
+            for made, outer in zip(self._finish(row), (coefficient, 1.0), strict=False):
+                self._layout.add(self._total, made, outer)
         if not used and not self._placement.together:
             return
         kept, weights = [r for r, _ in used], [c for _, c in used]
@@ -150,9 +139,7 @@ class TorchLearner:
             # depend then on which trajectories were captured before their group closed.
             weights, outer = [1.0], weights[0]
         gradients = self._layout.weighted(kept, weights)
-        if not all(map(math.isfinite, foreach_norm(gradients))):
-            names = ", ".join(r.trajectory_id for r in kept) or "a peer's trajectories"
-            raise ValueError(f"{names}: the gradient is not finite; the update is refused")
+        check_finite(gradients, kept)
         self._layout.add(self._total, gradients, outer)
         if kept:
             self._busy("accumulate", start_s, kept)
@@ -170,9 +157,14 @@ class TorchLearner:
             start_s = time.monotonic()
             own = slot[self._placement.rank] if slots else slot[0]
             mine = [known[i] for i in own.trajectory_ids] if own else []
-            captured = self._layout.captured(mine)
+            begun = [row for row in mine if self._begun(row)]
+            mine = [row for row in mine if not self._begun(row)]
+            captured: list[Captured] = []
+            if mine or not begun:
+                captured = self._layout.captured(mine)
             if mine:
                 self._busy("capture", start_s, mine)
+            captured = together(captured, [self._finish(row) for row in begun])
             for part, made in zip(slot, self._layout.spread(captured), strict=True):
                 if part is None:
                     continue
@@ -214,6 +206,8 @@ class TorchLearner:
         on."""
         start_s = time.monotonic()
         self._ledger.end_of_update()
+        if self._turns is not None:
+            self._turns.end_of_update()
         norm = self.apply(normaliser)
         self._total = Total()
         self.version += 1
@@ -227,6 +221,8 @@ class TorchLearner:
             buffer_bytes=self._layout.buffer_elements * self._stored.itemsize,
             free_bytes=available_bytes(),
             ratios=self.scorer.importance and self.scorer.importance.take(),
+            turns=self._turns and self._turns.take_stats(),
+            turn_costs=self._turns and self._turns.costs,
         )
         self._ledger.reset_peaks()
         self._busy("step", start_s)
@@ -243,27 +239,6 @@ class TorchLearner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
-
-    # -- the parity check --------------------------------------------------------------------------
-
-    def parity_begin(self, normaliser: float) -> None:
-        """Set the accumulated update aside and open a bench; `accumulate` then fills others."""
-        self._bench = ParityBench(self, normaliser)
-
-    def parity_add(self) -> None:
-        """Compare the update accumulated since, and clear it."""
-        self._open_bench().add()
-
-    def parity_end(self) -> ParityFigures:
-        """Put the set-aside update back."""
-        figures = self._open_bench().end()
-        self._bench = None  # its gradients and weights are as large as the model
-        return figures
-
-    def _open_bench(self) -> ParityBench:
-        if self._bench is None:
-            raise ValueError("parity: no check was begun")
-        return self._bench
 
     def set_aside(self) -> tuple[Total, list[Interval], Any]:
         """Take the total, the busy intervals and the sums of importance ratios out of the learner;

@@ -83,12 +83,6 @@ def check(config: Config) -> None:
             f"{key}={value}: weights sampled tokens, and objective.top_k={objective.top_k} sums "
             f"over the teacher's; take {key}=none, or objective.top_k=0"
         )
-    if objective.discount and config.schedule.release == "turn":
-        raise UsageError(
-            f"objective.discount={objective.discount}: needs the turns that follow, and "
-            "schedule.release=turn does not wait for them; take schedule.release=submit, or "
-            "objective.discount=0"
-        )
 
 
 def _unread(objective: ObjectiveConfig) -> None:

@@ -24,6 +24,7 @@ _ALLOWED = {
     "harness.learner.torch_learner:TorchLearner",
     "harness.teachers.torch_teacher:TorchTeacher",
     "thundersync.ledger:GradientLedger",
+    "thundersync.segments:TurnGradients",
     "thundersync.stream:Stream",
 }
 _DOTTED = re.compile(

@@ -28,6 +28,7 @@ from harness.protocols import (
     Trajectory,
     TrajectoryFinished,
     TurnFinished,
+    TurnGenerated,
     UsageError,
     VersionSpan,
 )
@@ -172,7 +173,7 @@ def test_events_happen_in_the_order_of_a_live_rollout(played):
     batch, events, _ = played
     for t in of_batch(batch):
         own = [e for e in events if getattr(e, "trajectory", None) is t]
-        assert [type(e) for e in own] == [TurnFinished] * len(t.turns) + [
+        assert [type(e) for e in own] == [TurnGenerated, TurnFinished] * len(t.turns) + [
             TrajectoryFinished, RewardArrived,
         ]  # fmt: skip
         (closed,) = [

@@ -25,6 +25,7 @@ from harness.protocols import (
     TrajectoryFinished,
     TrajectoryLost,
     TurnFinished,
+    TurnGenerated,
 )
 from harness.rollout import Rollouts, Slots, derive_seed
 
@@ -98,7 +99,7 @@ def test_a_trajectory_tells_its_story_in_order(environment):
     task = environment.tasks("train")[0]
     trajectory, starts, errors = play(environment, one(events, task))
     assert [type(e) for e in events] == [
-        TurnFinished, TurnFinished, TrajectoryFinished, RewardArrived,
+        TurnGenerated, TurnFinished, TurnGenerated, TurnFinished, TrajectoryFinished, RewardArrived,
     ]  # fmt: skip
     assert (trajectory.reward, trajectory.end, starts, errors) == (1.0, "submit", 2, {})
     assert 0 < trajectory.sandbox_start_s < trajectory.finished_s <= trajectory.reward_s

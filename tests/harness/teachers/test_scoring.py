@@ -26,6 +26,7 @@ from harness.protocols import (
     TrajectoryFinished,
     TrajectoryLost,
     TurnFinished,
+    TurnGenerated,
     Verdict,
 )
 from harness.rollout import Rollouts
@@ -195,7 +196,7 @@ def test_turns_are_scored_one_by_one_and_the_trajectory_whole():
     assert trajectory.teacher.logprobs_N == pytest.approx([-0.1 * n for n in range(NEW * TURNS)])
     assert [(r.start, r.end) for r in teacher.asked] == [(2, 6), (8, 12), (14, 18)]
     assert {(r.temperature, r.top_k) for r in teacher.asked} == {(0.7, 0)}
-    kinds = [TurnFinished, TurnFinished, TurnFinished, TrajectoryFinished, RewardArrived]
+    kinds = [TurnGenerated, TurnFinished] * 3 + [TrajectoryFinished, RewardArrived]
     assert [type(e) for e in events] == kinds
     assert (errors, teacher.released, scoring._lives) == ({}, ["0-0"], {})
 
