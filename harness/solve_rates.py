@@ -1,4 +1,4 @@
-"""What repeated samples of tasks say: pass@1 and its standard error, pass@k, and two runs compared.
+"""What repeated samples of tasks say: pass@1 and its standard error, pass@k.
 
 The tasks are the sample: all of a task's samples are one cluster, so that more samples of the same
 tasks never make a figure look surer than those tasks can make it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 Solved = Mapping[str, Sequence[bool]]
 """Task -> whether each of its judged samples was solved."""
@@ -44,32 +43,6 @@ def passes(solved: Solved, samples_per_task: int) -> dict[int, float | None]:
         of_tasks = [pass_at_k(len(s), sum(s), k) for s in solved.values() if len(s) >= k]
         found[k] = statistics.fmean(of_tasks) if of_tasks else None
     return found
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """`second` less `first` in solve rate over the `tasks` that both have judged samples of;
-    `unpaired` counts the others. The standard error is that of these tasks and samples: it says
-    nothing about another training seed."""
-
-    difference: float | None
-    standard_error: float | None
-    tasks: int
-    unpaired: int
-
-
-def paired_difference(first: Solved, second: Solved) -> PairedDifference:
-    """Compare two evaluations of the same tasks, task by task: what makes a task hard for both
-    drops out. None instead of a figure where there are too few tasks."""
-    rates_1, rates_2 = _rates(first), _rates(second)
-    both = sorted(rates_1.keys() & rates_2.keys())
-    differences = [rates_2[task] - rates_1[task] for task in both]
-    return PairedDifference(
-        difference=statistics.fmean(differences) if differences else None,
-        standard_error=_standard_error(differences),
-        tasks=len(both),
-        unpaired=len(rates_1.keys() ^ rates_2.keys()),
-    )
 
 
 def _rates(solved: Solved) -> dict[str, float]:

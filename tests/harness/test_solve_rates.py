@@ -1,4 +1,4 @@
-"""pass@k against every subset, clustered errors by hand, and pairing by task."""
+"""pass@k against every subset, and clustered errors by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.solve_rates import (
-    paired_difference,
     pass_at_k,
     passes,
     solve_rate,
@@ -76,28 +75,3 @@ def test_lost_samples_leave_a_task_without_its_largest_k():
 def test_too_few_tasks_have_no_error():
     assert solve_rate({}) is None
     assert standard_error({"a": [True]}) is None
-    assert paired_difference({}, {}).difference is None
-    assert paired_difference({"a": [True]}, {"a": [False]}).standard_error is None
-
-
-def test_paired_by_task_what_is_hard_for_both_drops_out():
-    """The second solves one sample in ten more of every task but one, whatever the task's rate:
-    differences 0.1 x 9 and 0, where each side alone has a standard error of 0.1."""
-    first = {f"t{i}": [n < i for n in range(10)] for i in range(10)}
-    second = {f"t{i}": [n < i + (i < 9) for n in range(10)] for i in range(10)}
-    found = paired_difference(first, second)
-    assert found.difference == pytest.approx(0.09)
-    # Squared deviations 9 x 0.01^2 + 0.09^2 = 0.009, over 9 and over 10 tasks.
-    assert found.standard_error == pytest.approx(math.sqrt(0.009 / 9 / 10))
-    assert found.standard_error < standard_error(first) / 5
-    assert (found.tasks, found.unpaired) == (10, 0)
-    back = paired_difference(second, first)
-    assert back.difference == -found.difference
-
-
-def test_only_tasks_that_both_have_are_compared():
-    found = paired_difference(
-        {"a": [True], "b": [False], "mine": [True], "lost": []},
-        {"a": [True], "b": [True], "lost": [True], "other": [False]},
-    )
-    assert (found.difference, found.tasks, found.unpaired) == (0.5, 2, 3)

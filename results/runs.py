@@ -1,0 +1,198 @@
+"""A run as its artifacts tell it: the summary, the configuration, and tables of what happened.
+
+Everything heavy (updates, trajectories, evaluations) is read when it is asked for, once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+# The head of a line of evaluation.jsonl, so that its tokens need not be parsed.
+_SAMPLE = re.compile(
+    r'^\{"phase":"([^"]*)",.*?"task_id":"([^"\\]*)",.*?"reward":([-0-9.eE+]+|null)[,}]'
+)
+_HEAD = 2000
+PREPARED = ("setup_s", "evaluation_s", "parity_s", "snapshot_s")
+
+
+@dataclass
+class Run:
+    """One finished run. `settings` are dotted keys of its configuration, empty where it left none;
+    `notes` say what was wrong with its artifacts and was not used."""
+
+    name: str
+    summary: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    fetch: Callable[[], Path | None] = lambda: None
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """Where its files lie; None where a store has its figures alone."""
+        return self.fetch()
+
+    @property
+    def seed(self) -> int:
+        return self.summary["seed"]
+
+    @property
+    def budget(self) -> tuple[str, float]:
+        return self.summary["budget"]["kind"], self.summary["budget"]["limit"]
+
+    @property
+    def virtual(self) -> bool:
+        return self.summary.get("clock") == "virtual"
+
+    @property
+    def ran_on(self) -> str:
+        """Clock, engine, sandbox, hardware and devices: on every row, in every caption."""
+        total = (self.summary.get("devices") or {}).get("total")
+        clock = "VIRTUAL clock (simulated)" if self.virtual else f"{self.summary['clock']} clock"
+        return (
+            f"{clock}, engine {self.summary['engine']}, sandbox {self.summary['sandbox']}, "
+            f"{self.summary['hardware']}, devices={total}"
+        )
+
+    def get(self, *keys: str) -> Any:
+        """A figure of the summary, None where it or what it lies in is not there."""
+        found: Any = self.summary
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    def file(self, name: str) -> Path | None:
+        path = self.folder / name if self.folder is not None else None
+        return path if path is not None and path.is_file() else None
+
+    @cached_property
+    def updates(self) -> pandas.DataFrame:
+        """updates.csv; no rows where there is none. A last row that was cut short is left out."""
+        return read_updates(self.file("updates.csv"))
+
+    @cached_property
+    def trajectories(self) -> list[dict[str, Any]]:
+        """The lines of trajectories.jsonl without their tokens; a line cut short is left out."""
+        path = self.file("trajectories.jsonl")
+        if path is None:
+            return []
+        return [
+            {k: v for k, v in line.items() if k not in ("token_ids", "behaviour_logprobs")}
+            for line in _lines(path)
+        ]
+
+    @cached_property
+    def solved(self) -> dict[str, dict[str, list[bool]]]:
+        """Phase -> task -> whether each judged sample was solved, from evaluation.jsonl."""
+        path = self.file("evaluation.jsonl")
+        found: dict[str, dict[str, list[bool]]] = {}
+        if path is None:
+            return found
+        with path.open(encoding="utf-8") as file:
+            for text in file:
+                match = _SAMPLE.match(text[:_HEAD])
+                if match is None or match[3] == "null":
+                    continue
+                found.setdefault(match[1], {}).setdefault(match[2], []).append(
+                    float(match[3]) == 1.0
+                )
+        return found
+
+    def rates(self, phase: str) -> dict[str, float]:
+        """Task -> share of its judged samples that were solved."""
+        return {task: sum(s) / len(s) for task, s in self.solved.get(phase, {}).items() if s}
+
+    @cached_property
+    def curve(self) -> list[Point]:
+        """The evaluated weights in order: before training, at the marks, at the end."""
+        marks = self.get("accuracy", "curve") or []
+        points = [Point(0.0, 0.0, "initial", self.get("accuracy", "initial"))]
+        for mark in marks:
+            points.append(
+                Point(
+                    mark["spent"],
+                    self._seconds(mark["spent"], mark["updates"]),
+                    mark["phase"],
+                    mark["solve_rate"],
+                )
+            )
+        spent = self.get("budget", "spent")
+        end_s = self.get("time", "training_s")
+        points.append(Point(spent, end_s, "final", self.get("accuracy", "final")))
+        return [p for p in points if p.solve_rate is not None and p.spent is not None]
+
+    def _seconds(self, spent: float, updates: int) -> float | None:
+        """Training seconds at which so much had been spent: the budget's own where it counts
+        time, else the end of that update."""
+        kind, _ = self.budget
+        if kind == "wall_clock_s":
+            return spent
+        if kind == "device_s":
+            total = (self.summary.get("devices") or {}).get("total")
+            return spent / total if total else None
+        if not updates:
+            return 0.0
+        if "per_update_s" not in self.updates or len(self.updates) < updates:
+            return None
+        found = float(self.updates["per_update_s"].iloc[:updates].sum())
+        return found if math.isfinite(found) else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """Weights that were evaluated: what they had cost in the budget's unit and in training seconds
+    (None where it is not known), under which phase of evaluation.jsonl, and their solve rate."""
+
+    spent: float
+    seconds: float | None
+    phase: str
+    solve_rate: float | None
+
+
+def read_updates(path: Path | None) -> pandas.DataFrame:
+    """One row per optimizer step; empty where there is no file, or nothing in it yet."""
+    import pandas
+
+    if path is None or not path.stat().st_size:
+        return pandas.DataFrame()
+    with path.open(encoding="utf-8", newline="") as file:
+        text = file.read()
+    whole = text[: text.rfind("\n") + 1]
+    if not whole:
+        return pandas.DataFrame()
+    import io
+
+    return pandas.read_csv(io.StringIO(whole), na_values=["nan", "NaN", "inf", "-inf"])
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for text in file:
+            try:
+                yield json.loads(text)
+            except ValueError:
+                continue  # cut short
+
+
+def without_nan(value: Any, key: str, found: list[str]) -> Any:
+    """The same with None for every number that is not finite; their keys are added to `found`."""
+    if isinstance(value, dict):
+        return {
+            k: without_nan(inner, f"{key}.{k}" if key else k, found) for k, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [without_nan(inner, f"{key}[{i}]", found) for i, inner in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        found.append(key)
+        return None
+    return value
