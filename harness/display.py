@@ -52,6 +52,8 @@ class Display:
         self._console = _console(stream)
         self._live: Live | None = None
         self._phase = "setup"
+        self.label = ""
+        """What every line and table says first, such as that time is virtual."""
         self._metrics: dict[str, Any] = {}
         self._budget = ""
         self._began_s = time.monotonic()
@@ -81,21 +83,25 @@ class Display:
         """What the run is doing: setup, evaluation, training, closing."""
         self._phase = name
         if self._live is None:
-            self.note(f"[{self._elapsed()}] {name}")
+            self.note(f"{self._marked()}[{self._elapsed()}] {name}")
 
     def update(self, metrics: Mapping[str, Any]) -> None:
         """An optimizer step is done."""
         self._metrics = dict(metrics)
         if self._live is None:
             parts = (f"{title} {_text(metrics.get(key), form)}" for title, key, form in _COLUMNS)
-            self.note(f"[{self._elapsed()}] {', '.join(parts)}")
+            self.note(f"{self._marked()}[{self._elapsed()}] {', '.join(parts)}")
+
+    def _marked(self) -> str:
+        return f"{self.label} " if self.label else ""
 
     def _elapsed(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._began_s), 60)
         return f"{minutes:02d}:{seconds:02d}"
 
     def _panel(self) -> Table:
-        table = Table(box=ASCII, title=f"{self._phase}  {self._elapsed()}", title_justify="left")
+        title = f"{self._marked()}{self._phase}  {self._elapsed()}"
+        table = Table(box=ASCII, title=title, title_justify="left")
         for title, key, _ in _COLUMNS:
             heading = f"spent{self._budget}" if key == "budget/spent" else title
             table.add_column(heading, justify="right")
@@ -224,6 +230,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         ("GPUs by NVML", _gpus(summary["nvml"])),
         ("staleness", _staleness(summary)),
         ("overlap", _overlap(summary)),
+        ("turn gradients", _turns(summary.get("segments"))),
         ("parity", parity_line(summary["parity"])),
         ("trajectories", f"{summary['trajectories']}, lost {summary['trajectories_lost']}"),
         ("groups too stale to train on", _stale(summary["groups_discarded"])),
@@ -240,7 +247,22 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         ("what ran", f"{summary['clock']} clock, {summary['engine']} engine, "
          f"{summary['hardware']}"),
     )  # fmt: skip
-    return _table(f"{title}: {summary['status']}", rows)
+    clock = "VIRTUAL: " if summary["clock"] == "virtual" else ""
+    return _table(f"{clock}{title}: {summary['status']}", rows)
+
+
+def _turns(segments: Mapping[str, Any] | None) -> str | None:
+    """What was held of running trajectories; None where no turns were taken."""
+    if segments is None:
+        return None
+    line = (
+        f"{segments['way']}: {segments['trajectories']} trajectories begun while they ran, "
+        f"{segments['retained_tokens']} tokens kept, {segments['rerun_tokens']} run again, "
+        f"peak {segments['live_bytes_peak'] / 1e6:.0f} MB"
+    )
+    if segments["fallbacks"]:
+        line += f"; {segments['fallbacks']} fallbacks, the first: {segments['first_fallback']}"
+    return line
 
 
 def _table(title: str, rows: Iterable[tuple[str, str | None]]) -> Table:

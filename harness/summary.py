@@ -50,6 +50,10 @@ _METRICS = {
     "effective_sample_fraction": "correction/effective_sample_fraction",
     "ledger_buffers_peak": "ledger/buffers_peak",
     "ledger_bytes_peak": "ledger/bytes_peak",
+    "turns_retained_tokens": "turns/retained_tokens",
+    "turns_rerun_tokens": "turns/rerun_tokens",
+    "turns_fallbacks": "turns/fallbacks",
+    "turns_live_bytes_peak": "turns/live_bytes_peak",
     "budget_spent": "budget/spent",
     "gradient_relative_error": "parity/gradient_relative_error",
     "control_relative_error": "parity/control_relative_error",
@@ -67,7 +71,7 @@ _MEANS = ("per_update_s", "rollout_s", "tail_s", "decide_s", "verify_s", "sandbo
 
 def metrics(row: Row) -> dict[str, Any]:
     """An update's row under the tracker's `group/name` keys."""
-    return {name: row[column] for column, name in _METRICS.items()}
+    return {name: row.get(column) for column, name in _METRICS.items()}
 
 
 def _mean(rows: list[Row], column: str) -> float | None:
@@ -134,6 +138,20 @@ def _distillation(
     }
 
 
+def _segments(config: Config, rows: Sequence[Row]) -> dict[str, Any]:
+    """What turn gradients came to: trajectories begun while they ran, inputs whose graphs were kept
+    and inputs that were run again, and where memory did not allow what was meant."""
+    taken = [row for row in rows if row.get("turns_trajectories") is not None]
+    sums = ("trajectories", "retained_tokens", "rerun_tokens", "fallbacks")
+    return {
+        "way": config.segments.way,
+        "max_live_bytes": config.segments.max_live_bytes,
+        **{name: sum(row[f"turns_{name}"] for row in taken) for name in sums},
+        "first_fallback": next(filter(None, (row["turns_fallback"] for row in taken)), None),
+        "live_bytes_peak": max(row["turns_live_bytes_peak"] for row in taken),
+    }
+
+
 def released(rows: Sequence[Row]) -> dict[str, Any]:
     """What `release=auto` came to: `release_chosen` is the rung that most updates were played at
     (of several, the last played), `release_why` the reason its last update had, `release_updates`
@@ -188,6 +206,8 @@ def _add_training(
     summary["parity"] = training.parity.summary()
     if config.schedule.release == "auto" and rows:
         summary |= released(rows)
+    if any(row.get("turns_trajectories") is not None for row in rows):
+        summary["segments"] = _segments(config, rows)
     if config.schedule.name == "stream":
         summary["overlap_efficiency"] = run_efficiency(rows)
         summary["ledger"] = {

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.protocols import Group, Interval, Release, Trajectory
+from harness.protocols import Group, Interval, Release, Trajectory, TurnCosts
+from harness.sequences import padded
 
 PASSES = ("capture", "accumulate")
 KEPT_UPDATES = 8  # a fit forgets what is older: a first update's cold caches, another neighbour
@@ -18,7 +19,7 @@ KEPT_UPDATES = 8  # a fit forgets what is older: a first update's cold caches, a
 
 def padded_tokens(chunk: Sequence[Trajectory]) -> int:
     """Tokens that a backward pass over `chunk` computes, padding included."""
-    return len(chunk) * max(len(t.tokens_T) for t in chunk)
+    return padded(chunk)
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ def fit(passes: Sequence[tuple[int, float]]) -> PassCost | None:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the learner's verbs cost, in seconds."""
+    """What the learner's verbs cost, in seconds; `turns` is None where that was not measured."""
 
     accumulate: PassCost
     capture: PassCost
     fold_s: float
+    turns: TurnCosts | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class UpdateTimings:
     release: Release | None
     buffer_bytes: int | None = None
     free_bytes: int | None = None
+    turn_costs: TurnCosts | None = None
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -152,7 +155,9 @@ class History:
             i.end_s - i.start_s for u in self._updates for i in u.intervals if i.name == "fold"
         ]
         own = {name: (self._fit(name) if self._separate else None) or pooled for name in PASSES}
-        return Costs(own["accumulate"], own["capture"], statistics.fmean(folds) if folds else 0.0)
+        turns = next((u.turn_costs for u in self._updates if u.turn_costs is not None), None)
+        fold_s = statistics.fmean(folds) if folds else 0.0
+        return Costs(own["accumulate"], own["capture"], fold_s, turns)
 
     def _fit(self, *names: str) -> PassCost | None:
         return fit([p for update in self._updates for p in update.passes(names)])

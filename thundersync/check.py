@@ -12,7 +12,7 @@ import gc
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,14 @@ from thundersync.true_norms import use_true_norms
 
 SYNC = "baselines.sync:Sync"
 RELEASES = ("batch", "group", "reward", "submit")
+# Of turn gradients; bounded: half of the memory that retain takes, so that it falls back.
+WAYS = ("retain", "sweep", "whole", "bounded")
+CONTEXTS = ("shared", "rewritten")  # of a trajectory's turns: one sequence, or several
 FORMS = ("affine", "bucket", "auto")
 PERMUTATIONS = 20
 FLOAT64_LIMIT = 1e-12
 GAP_UPDATES = 4
+NO_BOUND = 1 << 40
 # Six rewards a group: more than two buckets, and not evenly spaced.
 REWARDS = (0.0, 1.0, 0.25, 1.0, 0.7, 0.0)
 
@@ -63,10 +67,14 @@ class Case:
     aggregation: str = "token_mean"
     release: str = "reward"
     form: str = "auto"
+    way: str = ""
+    context: str = "shared"
 
     @property
     def name(self) -> str:
-        return "/".join(astuple(self))
+        """Without what is not there to choose."""
+        parts = astuple(self)
+        return "/".join(parts[: 4 if parts[4:] == ("", "shared") else None])
 
     @property
     def objective(self) -> tuple[str, str]:
@@ -80,6 +88,13 @@ def cases() -> Iterator[Case]:
     ):
         if case.form != "affine" or ESTIMATORS[case.estimator].affine:
             yield case
+    for aggregation, context in itertools.product(AGGREGATIONS, CONTEXTS):
+        paper = replace(Case(), aggregation=aggregation, context=context)
+        if context == "rewritten":
+            yield replace(paper, release="batch")
+            yield replace(paper, release="submit")
+        for way in WAYS:  # the same whatever the estimator and the ledger's form
+            yield replace(paper, release="turn", way=way)
 
 
 @dataclass(frozen=True)
@@ -120,9 +135,10 @@ class Check:
             if ".lora_B." in name:
                 parameter.data.normal_(0.0, 0.02, generator=generator)
         self._trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self._groups = self._recorded(1)
-        self._references: dict[tuple[str, str], tuple[torch.Tensor, float | None]] = {}
+        self._groups = {context: self._recorded(1, context) for context in CONTEXTS}
+        self._references: dict[tuple[str, str, str], tuple[torch.Tensor, float | None]] = {}
         self._gap_reference: tuple[torch.Tensor, float] | None = None
+        self._most_bytes: dict[str, int] = {}  # that retain held, by context
 
     @property
     def parameters(self) -> int:
@@ -132,11 +148,12 @@ class Check:
     @property
     def tokens(self) -> int:
         """Of the batch whose gradients are compared."""
-        return sum(len(t.tokens_T) for g in self._groups for t in g.trajectories)
+        return sum(len(t.tokens_T) for g in self._groups["shared"] for t in g.trajectories)
 
-    def _recorded(self, seed: int) -> list[Group]:
-        vocabulary = self.model.config.vocab_size
-        groups = synthetic_groups(seed, vocabulary, REWARDS, *astuple(self._shape))
+    def _recorded(self, seed: int, context: str = "shared") -> list[Group]:
+        vocabulary, rewritten = self.model.config.vocab_size, context == "rewritten"
+        shape = astuple(self._shape)
+        groups = synthetic_groups(seed, vocabulary, REWARDS, *shape, rewritten=rewritten)
         furnish(groups, self.model, self._objective, seed)
         return groups
 
@@ -147,6 +164,11 @@ class Check:
         config.schedule.learning_rate = learning_rate
         config.learner.dtype = config.ledger.dtype = self._dtype
         config.ledger.form = case.form
+        config.segments.way = case.way if case.way in ("retain", "sweep") else "retain"
+        config.segments.chunk_tokens = 32  # so that a sweep has several passes
+        config.segments.max_live_bytes = {
+            "whole": 0, "bounded": self._most_bytes.get(case.context, 0) // 2
+        }.get(case.way, NO_BOUND)  # fmt: skip
         config.rollout.groups_per_batch = self._shape.groups
         config.rollout.group_size = self._shape.size
         return config
@@ -172,16 +194,27 @@ class Check:
 
     def _streamed(self, case: Case, config: Config, groups: list[list[Group]]) -> InlineLearner:
         """In adversarial orders of arrival, the case's own: rewards late; of each batch one
-        trajectory lost after its capture (under submit), and one at once. Raises ValueError where
-        submit had no capture to discard: a lost trajectory was not checked then."""
+        trajectory lost after its capture (submit, turn), one at once, under turn some amid their
+        turns. Raises ValueError where nothing was discarded: no loss was checked then."""
         draw = random.Random(case.name)
         batches = [self._adversarial(g, draw, config) for g in groups]
         learner = self._play(Stream, config, batches)
-        if case.release == "submit" and not learner.discarded:
-            raise ValueError(
-                f"{case.name}: no capture of a lost trajectory to discard: not checked"
-            )
+        if case.release in ("submit", "turn") and not learner.discarded:
+            raise ValueError(f"{case.name}: no lost trajectory's capture to discard: not checked")
+        if case.release == "turn":
+            self._check_turns(case, learner)
         return learner
+
+    def _check_turns(self, case: Case, learner: InlineLearner) -> None:
+        """Raises ValueError where the case was not what its name says."""
+        turns = [stats.turns for stats in learner.stats if stats.turns and stats.turns.trajectories]
+        if len(turns) < len(learner.stats) or not learner.abandoned:
+            raise ValueError(f"{case.name}: no turn was begun, or none abandoned: not checked")
+        if case.way == "retain":
+            self._most_bytes[case.context] = turns[0].live_bytes_peak
+        fallbacks = sum(t.fallbacks for t in turns)
+        if (fallbacks > 0) != (case.way in ("whole", "bounded")):
+            raise ValueError(f"{case.name}: {fallbacks} fallbacks: not what was to be checked")
 
     def _adversarial(
         self, groups: list[Group], draw: random.Random, config: Config
@@ -196,21 +229,24 @@ class Check:
             burst=draw.randint(1, 4),
             reward_delay=draw.randint(1, min(5, self._shape.groups * self._shape.size // 3)),
             retried={t.trajectory_id: d for t, d in zip(lost, distances, strict=False)},
+            turns=config.schedule.release == "turn",
+            broken=[t.trajectory_id for t in entering if len(t.turns) > 1 and t not in lost][:3],
         )
 
     def reference(self, case: Case) -> tuple[torch.Tensor, float | None]:
         """The synchronous update and, in float32, its control."""
-        if case.objective not in self._references:
-            config = self._config(case)
-            (update,) = self._synchronous(config, [self._groups]).directions
+        key, groups = (*case.objective, case.context), self._groups[case.context]
+        if key not in self._references:
+            config = self._config(replace(case, release="batch"))
+            (update,) = self._synchronous(config, [groups]).directions
             control = None
             if self._dtype == "float32":
                 control = 0.0
                 for seed in range(self._permutations):
-                    (permuted,) = self._synchronous(config, [self._groups], seed).directions
+                    (permuted,) = self._synchronous(config, [groups], seed).directions
                     control = max(control, relative_error(permuted, update))
-            self._references[case.objective] = update, control
-        return self._references[case.objective]
+            self._references[key] = update, control
+        return self._references[key]
 
     def _moved(self, updates: Callable[[], InlineLearner]) -> torch.Tensor:
         """How far a few updates move the weights (flat, float64); they are undone."""
@@ -243,18 +279,22 @@ class Check:
         """One case: the streamed error, the control, and whether it holds. The paper's objective
         with form auto also has the parameter gap."""
         reference, control = self.reference(case)
-        (update,) = self._streamed(case, self._config(case), [self._groups]).directions
+        if case.way == "bounded" and case.context not in self._most_bytes:
+            self.row(replace(case, way="retain"))
+        groups = self._groups[case.context]
+        (update,) = self._streamed(case, self._config(case), [groups]).directions
         error = relative_error(update, reference)
         limit = FLOAT64_LIMIT if control is None else GRADIENT_FACTOR * control
         ok = error <= limit and control != 0.0
         gap = control_gap = None
-        if control is not None and case == Case(release=case.release):
+        way = "retain" if case.release == "turn" else ""
+        if control is not None and case == Case(release=case.release, way=way):
             gap, control_gap = self.gap(case)
             ok = ok and control_gap > 0.0 and gap <= GAP_FACTOR * control_gap
         return {
             "objective": self._objective.name, "estimator": case.estimator,
             "aggregation": case.aggregation, "release": case.release, "form": case.form,
-            "dtype": self._dtype,
+            "way": case.way, "context": case.context, "dtype": self._dtype,
             "gradient_relative_error": error, "control_relative_error": control,
             "parameter_gap": gap, "control_parameter_gap": control_gap, "ok": ok,
         }  # fmt: skip

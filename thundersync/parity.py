@@ -13,6 +13,11 @@ chunks, which must itself be above 0; in float64 (weights, gradients, ledger; no
 float64) within 1e-12. For the paper's objective, float32 also compares the weights after four
 updates: within 5 x the same control.
 
+Under `release=turn` every way of turn gradients (docs/turn_gradients.md) is checked: retain, sweep,
+whole, and retain within half of the memory that it takes, so that it falls back; one trajectory is
+lost in the midst of its turns. Rewritten contexts (`cases=rewritten`) are trajectories of several
+sequences.
+
 `cases=release` is every release and form of the paper's objective, which is what a large policy has
 time for. A NAME is a part of a case (`batch_std`) or estimator/aggregation/release/form, with
 wildcards (`mean/*/submit/auto`). `groups`, `size` and `tokens` are a batch's groups, a group's
@@ -100,7 +105,8 @@ def parse(arguments: Sequence[str]) -> Options:
 def select(names: str, terms: ObjectiveConfig | None = None) -> list[Case]:
     """The cases that a comma-separated list names and that take the objective's further terms, in
     the table's order. Raises UsageError for a name that means none."""
-    every = [case for case in cases() if takes(case.estimator, terms or ObjectiveConfig())]
+    given = terms or ObjectiveConfig()
+    every = [case for case in cases() if takes(case.estimator, given, case.release)]
     if names == "all":
         return every
     if names == "release":
@@ -160,9 +166,15 @@ def describe(row: dict[str, Any]) -> str:
     if row["parameter_gap"] is not None:
         gap = f" gap {row['parameter_gap']:.1e} control {row['control_parameter_gap']:.1e}"
     return (
-        f"{term:<20}{row['aggregation']:<20}{row['release']:<7}{row['form']:<7}"
+        f"{term:<20}{row['aggregation']:<20}{_played(row):<14}"
         f"{row['gradient_relative_error']:.1e} {bound}{gap} {'ok' if row['ok'] else 'FAILED'}"
     )
+
+
+def _played(row: dict[str, Any]) -> str:
+    """The rung and the ledger's form, or the way of turns; ~ marks rewritten contexts."""
+    how = row["way"] or row["form"]
+    return f"{row['release']:<7}{how}{'~' if row['context'] == 'rewritten' else ''} "
 
 
 def check_from_command_line() -> None:

@@ -151,7 +151,7 @@ class RecordedRun:
         self.timings.add(
             UpdateTimings(
                 batch.groups, 0.0, batch.now_s, batch.now_s, intervals, None, stats.buffer_bytes,
-                stats.free_bytes,
+                stats.free_bytes, stats.turn_costs,
             )
         )  # fmt: skip
 

@@ -19,6 +19,8 @@ from harness.learner.client import scored
 from harness.learner.scoring import Scorer
 from harness.objectives import contradictions, exactness, opd
 from harness.protocols import Group, TeacherScores, UsageError
+from harness.schedule_rules import whole_trajectories
+from harness.sequences import spans
 from harness.validation import check_values
 
 # What a distillation is checked with where no setting of it is given.
@@ -59,12 +61,14 @@ def variants(objective: ObjectiveConfig) -> dict[str, ObjectiveConfig]:
     return {name: replace(objective, **way) for name, way in DISTILLATIONS.items()}
 
 
-def takes(estimator: str, terms: ObjectiveConfig) -> bool:
-    """Whether an update with this estimator and these terms can be streamed exactly. A distillation
-    without a task has no estimator: it is checked under the default one."""
+def takes(estimator: str, terms: ObjectiveConfig, release: str = "reward") -> bool:
+    """Whether an update with this estimator and these terms can be streamed exactly, at this rung.
+    A distillation without a task has no estimator: it is checked under the default one."""
     if terms.name == "opd" and not terms.task_weight and estimator != ObjectiveConfig().estimator:
         return False
     config = Config(objective=replace(terms, estimator=estimator))
+    if release == "turn" and next(whole_trajectories(config), None):
+        return False
     return not any(row.verdict == "refused" and row.applies(config) for row in exactness.TABLE)
 
 
@@ -82,16 +86,19 @@ def teach(groups: Sequence[Group], model: Any, top_k: int) -> None:
     """Scores of a teacher a little way off the policy, over the vocabulary's probabilities."""
     teacher = left_behind(model)
     for t in (t for g in groups for t in g.trajectories):
-        tokens = torch.tensor([t.tokens_T])
-        acts = torch.tensor(t.action_mask_T[1:], dtype=torch.bool)
-        with torch.no_grad():
-            logprobs_NV = teacher(input_ids=tokens).logits[0, :-1][acts].log_softmax(-1)
-        chosen_N = logprobs_NV.gather(1, tokens[0, 1:][acts][:, None])[:, 0]
-        t.teacher = TeacherScores(chosen_N.tolist())
-        if top_k:
-            top = logprobs_NV.topk(top_k, -1)
-            t.teacher.top_tokens_NK = top.indices.tolist()
-            t.teacher.top_logprobs_NK = top.values.tolist()
+        t.teacher = TeacherScores()
+        for start, end in spans(t):
+            tokens = torch.tensor([t.tokens_T[start:end]])
+            acts = torch.tensor(t.action_mask_T[start + 1 : end], dtype=torch.bool)
+            with torch.no_grad():
+                logprobs_NV = teacher(input_ids=tokens).logits[0, :-1][acts].log_softmax(-1)
+            chosen_N = logprobs_NV.gather(1, tokens[0, 1:][acts][:, None])[:, 0]
+            scores = TeacherScores(chosen_N.tolist())
+            if top_k:
+                top = logprobs_NV.topk(top_k, -1)
+                scores.top_tokens_NK = top.indices.tolist()
+                scores.top_logprobs_NK = top.values.tolist()
+            t.teacher.extend(scores)
 
 
 def furnish(groups: Sequence[Group], model: Any, objective: ObjectiveConfig, seed: int) -> None:

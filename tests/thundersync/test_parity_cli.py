@@ -168,7 +168,7 @@ def test_a_check_without_a_lost_capture_is_an_error(
     check = Check(qwen3, "float64", tmp_path, Shape(2, 3, 20))
     assert check.row(Case(release="submit"))["ok"]
     monkeypatch.setattr(check_module, "Stream", Late)
-    with pytest.raises(ValueError, match=r"submit/auto: no capture of a lost trajectory"):
+    with pytest.raises(ValueError, match=r"submit/auto: no lost trajectory's capture"):
         check.row(Case(release="submit"))
 
 
