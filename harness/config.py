@@ -141,6 +141,9 @@ class RolloutConfig:
     temperature: float = 1.0
     time_limit_s: float = 300.0
     retries: int = 2  # after infrastructure failures, with the same seed
+    # The agent sees the task and so many of its last turns; null: all of them. Where turns are left
+    # out its context is rewritten, and the trajectory has several sequences.
+    history_turns: int | None = None
 
 
 @dataclass
@@ -189,6 +192,7 @@ class TeacherConfig:
 class EngineConfig:
     name: str = "torch"
     slots: int = 64  # sequences that decode together
+    replicas: int = 1  # of a simulated one: filled in, from the hardware and its share of devices
 
 
 @dataclass

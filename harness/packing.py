@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from harness.protocols import Task, Trajectory
+from harness.sequences import longest
 
 
 class Row(Protocol):
@@ -16,6 +17,8 @@ class Row(Protocol):
     def trajectory_id(self) -> str: ...
     @property
     def tokens_T(self) -> Sequence[int]: ...
+    @property
+    def rewritten_at(self) -> Sequence[int]: ...
 
 
 R = TypeVar("R", bound=Row)
@@ -32,15 +35,19 @@ def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
 
 
 def pack(trajectories: Sequence[R], chunk_tokens: int) -> list[list[R]]:
-    """Chunks of at most `chunk_tokens` padded tokens, sorted by length (ties by id) so that padding
-    wastes little; a trajectory longer than that is a chunk of its own."""
+    """Chunks of at most `chunk_tokens` padded tokens, sorted by the length of their longest
+    sequence (ties by id) so that padding wastes little; a trajectory longer than that is a chunk of
+    its own."""
     chunks: list[list[R]] = []
-    for trajectory in sorted(trajectories, key=lambda t: (len(t.tokens_T), t.trajectory_id)):
-        padded = len(trajectory.tokens_T) * (len(chunks[-1]) + 1) if chunks else 0
-        if chunks and padded <= chunk_tokens:
+    sequences = 0  # of the last chunk
+    for trajectory in sorted(trajectories, key=lambda t: (longest(t), t.trajectory_id)):
+        more = len(trajectory.rewritten_at) + 1
+        if chunks and longest(trajectory) * (sequences + more) <= chunk_tokens:
             chunks[-1].append(trajectory)
+            sequences += more
         else:
             chunks.append([trajectory])
+            sequences = more
     return chunks
 
 

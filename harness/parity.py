@@ -15,6 +15,7 @@ from dataclasses import asdict
 from harness.config import ParityConfig
 from harness.objectives.grpo import Grpo
 from harness.protocols import Batch, Learner, ParityFigures, Trajectory
+from harness.sequences import padded
 
 GRADIENT_FACTOR = 3.0  # the streamed error may be this many times the control
 GAP_FACTOR = 5.0
@@ -34,7 +35,7 @@ def pack_permuted(
     bound = 0.0
     for row in rows:
         together = [*chunks[-1], row] if chunks else []
-        if together and max(len(t.tokens_T) for t in together) * len(together) <= bound:
+        if together and padded(together) <= bound:
             chunks[-1] = together
         else:
             chunks.append([row])

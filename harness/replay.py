@@ -30,6 +30,7 @@ from harness.protocols import (
     UsageError,
     VersionSpan,
 )
+from harness.sequences import begins
 from harness.slots import Slots
 from harness.teachers.scoring import Scoring
 from harness.trajectory_lines import read
@@ -145,6 +146,7 @@ class Replay:
             tokens_T=original.tokens_T,
             action_mask_T=original.action_mask_T,
             behaviour_logprobs_T=original.behaviour_logprobs_T,
+            rewritten_at=original.rewritten_at,
             end=original.end,
             started_s=clock.now(),
             sandbox_start_s=original.sandbox_start_s,
@@ -158,7 +160,9 @@ class Replay:
             completion = await self._engine.generate(
                 Generation(
                     session=played.trajectory_id,
-                    prompt_T=original.tokens_T[: turn.action_start],
+                    prompt_T=original.tokens_T[
+                        begins(original, turn.action_start) : turn.action_start
+                    ],
                     max_new_tokens=len(action),
                     temperature=self._temperature,
                     seed=original.seed,

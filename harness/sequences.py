@@ -38,7 +38,11 @@ def begins(row: Rewritten, token: int) -> int:
     return max((at for at in row.rewritten_at if at <= token), default=0)
 
 
+def longest(row: Rewritten) -> int:
+    """Tokens of the longest sequence."""
+    return max(end - start for start, end in spans(row))
+
+
 def padded(rows: Sequence[Rewritten]) -> int:
     """Tokens that a pass over the sequences of `rows` computes, padding included."""
-    lengths = [end - start for row in rows for start, end in spans(row)]
-    return len(lengths) * max(lengths, default=0)
+    return sum(len(row.rewritten_at) + 1 for row in rows) * max(map(longest, rows), default=0)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.protocols import Interval, TeacherScores, Trajectory, UsageError
+from harness.sequences import begins
 from harness.teachers.protocol import ScoreRequest, TeacherError
 from harness.trajectory_lines import read
 
@@ -49,7 +50,8 @@ class RecordedTeacher:
             last = first + end - start
             if last > len(scores.logprobs_N):
                 return  # lost before the rest was scored
-            self._known[key(trajectory.tokens_T[:end], start)] = TeacherScores(
+            begun = begins(trajectory, start)
+            self._known[key(trajectory.tokens_T[begun:end], start - begun)] = TeacherScores(
                 scores.logprobs_N[first:last],
                 scores.top_tokens_NK[first:last],
                 scores.top_logprobs_NK[first:last],

@@ -21,6 +21,7 @@ from harness.protocols import (
     Trajectory,
     TrajectoryFinished,
 )
+from harness.sequences import begins
 from harness.teachers.protocol import ScoreRequest, Teacher, TeacherError, check_scores
 
 
@@ -64,9 +65,10 @@ class Scoring:
             raise life.error
         if end == start:
             return
+        first = begins(trajectory, start)
         request = ScoreRequest(
-            trajectory.trajectory_id, trajectory.tokens_T[:end], start, self._temperature,
-            self._top_k,
+            trajectory.trajectory_id, trajectory.tokens_T[first:end], start - first,
+            self._temperature, self._top_k,
         )  # fmt: skip
         number = len(life.turns)
         life.turns.append(
