@@ -6,7 +6,7 @@ docs/accounting.md is the definition; this is where it is computed, for every sc
 from __future__ import annotations
 
 import contextlib
-import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +23,22 @@ TEACHER = "teacher/0"
 KINDS = ("learner", "engine", "sandbox")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Trained:
     """A trajectory in an optimizer step: the learner's version before the step, and which versions
     made its tokens."""
 
     version: int
     spans: Sequence[VersionSpan]
+
+    @classmethod
+    def at(cls, version: int, spans: Sequence[VersionSpan]) -> Trained:
+        """One span for each version, in the order of their first tokens: a run keeps these of every
+        trajectory, which may have hundreds of turns."""
+        tokens: Counter[int] = Counter()
+        for span in spans:
+            tokens[span.version] += span.end - span.start
+        return cls(version, tuple(VersionSpan(v, 0, n) for v, n in tokens.items()))
 
     @property
     def ages(self) -> list[tuple[int, int]]:
@@ -41,11 +50,15 @@ def learner_ranks(ranks: int) -> list[str]:
     return [f"learner/{rank}" for rank in range(ranks)]
 
 
+def engine_replicas(replicas: int) -> list[str]:
+    return [f"engine/{replica}" for replica in range(replicas)]
+
+
 @contextlib.contextmanager
-def exchange(timeline: Timeline, ranks: int) -> Iterator[None]:
+def exchange(timeline: Timeline, ranks: int, replicas: int = 1) -> Iterator[None]:
     """The engine takes new weights, and the learner waits until it has them."""
     with contextlib.ExitStack() as stack:
-        for name in (ENGINE, *learner_ranks(ranks)):
+        for name in (*engine_replicas(replicas), *learner_ranks(ranks)):
             stack.enter_context(timeline.busy(blocked(name), EXCHANGE))
         yield
 
@@ -57,7 +70,7 @@ def named(config: Config, timeline: Timeline) -> dict[str, list[str]]:
     alive = [name.removeprefix(prefix) for name in timeline.resources(f"{prefix}sandbox")]
     return {
         "learner": learner_ranks(config.learner.ranks),
-        "engine": [ENGINE],
+        "engine": engine_replicas(config.engine.replicas),
         "sandbox": sorted({*timeline.resources("sandbox"), *alive}),
     }
 
@@ -79,35 +92,52 @@ def idle(config: Config, timeline: Timeline, windows: Sequence[Window]) -> dict[
     return {
         "learner": learner,
         "engine": engine,
-        "devices": idle_devices(devices(config), names["learner"], timeline, windows),
+        "devices": idle_devices(
+            devices(config), names["learner"], timeline, windows, names["engine"]
+        ),
     }
 
 
 def idle_devices(
-    counted: Devices, ranks: Sequence[str], timeline: Timeline, windows: Sequence[Window]
+    counted: Devices,
+    ranks: Sequence[str],
+    timeline: Timeline,
+    windows: Sequence[Window],
+    replicas: Sequence[str] = (ENGINE,),
 ) -> float | None:
-    """Device-weighted idle. A device that engine and a learner's rank share is busy when either is;
-    ranks have equally many devices. A teacher's devices are its own."""
+    """Device-weighted idle. A device that an engine's replica and a learner's rank share is busy
+    when either is; ranks have equally many devices, and so have replicas. A teacher's devices are
+    its own."""
     inside = union(windows)
     if not length_s(inside):
         return None
     teacher = timeline.idle_fraction([TEACHER], windows) or 0.0
     return (
-        _idle_pair(counted, ranks, timeline, inside) * (counted.total - counted.teacher)
+        _idle_pair(counted, ranks, replicas, timeline, inside) * (counted.total - counted.teacher)
         + teacher * counted.teacher
     ) / counted.total
 
 
 def _idle_pair(
-    counted: Devices, ranks: Sequence[str], timeline: Timeline, inside: Sequence[Window]
+    counted: Devices,
+    ranks: Sequence[str],
+    replicas: Sequence[str],
+    timeline: Timeline,
+    inside: Sequence[Window],
 ) -> float:
     """Of the devices of engine and learner."""
     if counted.placement == "colocated":
-        tracks = timeline.unions([ENGINE, *ranks])
-        shared = [union([*tracks[ENGINE], *tracks[rank]]) for rank in ranks]
-        busy = statistics.fmean(overlap_s(both, inside) for both in shared)
-        return max(0.0, 1.0 - busy / length_s(inside))
-    engine = timeline.idle_fraction([ENGINE], inside) or 0.0
+        tracks, total = timeline.unions([*replicas, *ranks]), counted.engine
+        shared = Counter(
+            (replicas[d * len(replicas) // total], ranks[d * len(ranks) // total])
+            for d in range(max(total, len(ranks), len(replicas)))
+        )
+        busy = sum(
+            overlap_s(union([*tracks[replica], *tracks[rank]]), inside) * devices
+            for (replica, rank), devices in shared.items()
+        )
+        return max(0.0, 1.0 - busy / shared.total() / length_s(inside))
+    engine = timeline.idle_fraction(replicas, inside) or 0.0
     learner = timeline.idle_fraction(ranks, inside) or 0.0
     devices = counted.engine + counted.learner
     return (counted.engine * engine + counted.learner * learner) / devices

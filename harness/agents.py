@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from harness.config import RolloutConfig
+from harness.history import History, take
+from harness.lengths import mask_of
 from harness.protocols import Engine, Environment, Generation, Task, Trajectory, VersionSpan
 
 
@@ -41,21 +43,23 @@ class PolicyAgent:
         self._chat = chat
         self._limits = limits
         self._temperature = temperature
+        self._history = History(limits.history_turns)
 
     async def act(self, trajectory: Trajectory, message: str) -> str | None:
         chat = self._chat
         first = not trajectory.tokens_T
         heard = chat.first(message) if first else chat.observation(message)
-        room = self._limits.max_context_tokens - len(trajectory.tokens_T) - len(heard)
-        if room < self._limits.max_new_tokens:
+        prompt = self._history.prompt(trajectory, heard)
+        if self._limits.max_context_tokens - len(prompt) < self._limits.max_new_tokens:
             trajectory.end = "context_limit"
             return None
-        _extend(trajectory, heard, [0.0] * len(heard), generated=False)
+        new = take(trajectory, prompt)
+        _extend(trajectory, new, [0.0] * len(new), generated=False)
         start = len(trajectory.tokens_T)
         completion = await self._engine.generate(
             Generation(
                 session=trajectory.trajectory_id,
-                prompt_T=list(trajectory.tokens_T),
+                prompt_T=prompt,
                 max_new_tokens=self._limits.max_new_tokens,
                 temperature=self._temperature,
                 seed=trajectory.seed,
@@ -72,6 +76,7 @@ class PolicyAgent:
         return chat.decode_action(completion.tokens_T)
 
     async def close(self, trajectory: Trajectory) -> None:
+        self._history.forget(trajectory)
         await self._engine.release(trajectory.trajectory_id)
 
 
@@ -103,6 +108,8 @@ def _extend(
 
 def action_start(trajectory: Trajectory) -> int:
     """Where the last action begins: the run of generated tokens at the end (none if scripted)."""
+    if (counted := mask_of(trajectory)) is not None:
+        return counted.last_start
     start = len(trajectory.action_mask_T)
     while start and trajectory.action_mask_T[start - 1]:
         start -= 1

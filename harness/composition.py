@@ -65,9 +65,10 @@ def build(node: DictConfig) -> Config:
         with read_write(node), open_dict(node):
             del node["hydra"]
     config = cast(Config, OmegaConf.to_object(node))
-    declared = {key for key, _ in flatten(config)}
+    declared = dict(flatten(config))
+    named = tuple(f"{key}." for key, value in declared.items() if isinstance(value, dict))
     for key in _leaves(OmegaConf.to_container(node)):
-        if key not in declared:
+        if key not in declared and not key.startswith(named):
             raise UsageError(_unknown_key(key))
     return config
 

@@ -306,11 +306,15 @@ class ParityConfig:
 
 @dataclass
 class TrackingConfig:
-    """`uri` null is the SQLite file mlflow.db in the working directory; 'none' logs nowhere."""
+    """`uri` null is the SQLite file mlflow.db in the working directory; 'none' logs nowhere.
+    `system_metrics`: the machine's load every ten seconds under `system/`. `traces`: so many of a
+    run's first trajectories are logged turn by turn when it ends."""
 
     name: str = "mlflow"
     uri: str | None = None
     experiment: str = "thundersync"
+    system_metrics: bool = True
+    traces: int = 0
 
 
 @dataclass

@@ -17,7 +17,7 @@ from harness.config import Config
 from harness.evaluation import Evaluation, evaluate
 from harness.interrupt import run_async
 from harness.parts import make_rollouts, open_parts
-from harness.protocols import Trajectory
+from harness.protocols import Trajectory, UsageError
 from harness.validation import validate
 
 
@@ -43,6 +43,11 @@ async def measure(config: Config) -> tuple[Evaluation, dict[str, int]]:
         if judged % 32 == 0:
             say(f"{judged} samples judged")
 
+    if config.clock.kind == "virtual":
+        raise UsageError(
+            f"env={config.env.name}: nothing is learnt in it that could be evaluated; take "
+            "env=swebench or env=terminal_bench"
+        )
     async with open_parts(config, f"{os.getpid()}-evaluate", None, say=say) as parts:
         rollouts = make_rollouts(config, parts, config.evaluation.temperature)
         tasks = parts.environment.tasks(config.env.split)[: config.evaluation.tasks]

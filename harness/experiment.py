@@ -12,6 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from harness import summary as closing
 from harness.budget import Budget, BudgetEnded
 from harness.cluster.devices import devices
 from harness.cluster.worker import load
+from harness.compact import CompactTimeline
 from harness.config import Config
 from harness.display import Display
 from harness.evaluation import Evaluation, evaluate
-from harness.interrupt import Interrupted, run_async
+from harness.interrupt import Interrupted, run_async, run_virtual
 from harness.learner.log import LoggedLearner
 from harness.manifest import manifest
 from harness.nvml import open_sampler
@@ -32,12 +34,14 @@ from harness.parts import Parts, make_rollouts, open_parts, reward_penalty
 from harness.protocols import Schedule, Trajectory
 from harness.records import Records
 from harness.replay import Replay, whole_batches
+from harness.simulation import open_simulated
 from harness.snapshots import Snapshots
 from harness.teachers.select import make_scoring
 from harness.timeline import Timeline
 from harness.tracking import open_tracker
 from harness.training import Training
 from harness.update_row import Row
+from harness.virtual import VirtualClock
 from harness.workload import Batches
 
 log = logging.getLogger(__name__)
@@ -48,7 +52,10 @@ def execute(config: Config, folder: Path, display: Display) -> dict[str, Any]:
     experiment = Experiment(config, folder, display)
     status = "failed"
     try:
-        run_async(experiment.run())
+        if experiment.virtual is not None:
+            run_virtual(experiment.virtual, experiment.run())
+        else:
+            run_async(experiment.run())
         status = "finished"
     except Interrupted:
         status = "interrupted"
@@ -67,7 +74,11 @@ class Experiment:
         self._display = display
         self._began_s = time.monotonic()
         self.records = Records(folder)
+        self.virtual = VirtualClock() if config.clock.kind == "virtual" else None
         self.timeline = Timeline(self._began_s)
+        if self.virtual is not None:
+            self.timeline = CompactTimeline(self.virtual.now)
+            display.label = "VIRTUAL"
         self.tracker = open_tracker(config, folder.name)
         self.training: Training | None = None
         self.provider: Any = None
@@ -88,9 +99,7 @@ class Experiment:
         weights.mkdir(parents=True, exist_ok=True)
         if config.replay is not None:  # refused before anything is started
             self._recorded = whole_batches(Path(config.replay), config.rollout)
-        async with open_parts(
-            config, self._run_id(), weights, say=display.note, tracker_ready=self.tracker.ready
-        ) as parts:
+        async with self._parts(weights) as parts:
             self.provider = parts.provider
             self.trains_on_evaluation = parts.trains_on_evaluation
             if self.trains_on_evaluation:
@@ -99,7 +108,7 @@ class Experiment:
                     "was made for evaluation; the figures of this run say nothing about it"
                 )
             self.records.manifest(manifest(config, **self._facts(parts)))
-            self.setup_s = time.monotonic() - self._began_s
+            self.setup_s = self._elapsed_s()
             if config.evaluation.initial and config.replay is None:
                 await self._evaluate(parts, "initial")
             try:
@@ -111,6 +120,21 @@ class Experiment:
                     self._snapshots.remove()
             display.phase("closing")
 
+    def _parts(self, weights: Path) -> AbstractAsyncContextManager[Parts]:
+        config, say = self._config, self._display.note
+        if self.virtual is not None:
+            self.tracker.ready()
+            return open_simulated(config, self.virtual, say=say)
+        return open_parts(
+            config, self._run_id(), weights, say=say, tracker_ready=self.tracker.ready
+        )
+
+    def _elapsed_s(self) -> float:
+        """Seconds since the run began, on its own clock."""
+        if self.virtual is not None:
+            return self.virtual.now()
+        return time.monotonic() - self._began_s
+
     def _run_id(self) -> str:
         return f"{os.getpid()}-{self._folder.name}"
 
@@ -121,7 +145,7 @@ class Experiment:
             "sandbox": None if provider is None else {"kind": provider.kind, "why": provider.why},
             "data": parts.environment.data_hashes(),
             "trains_on_evaluation": parts.trains_on_evaluation,
-            "policy_folder": str(parts.policy_folder),
+            "policy_folder": None if parts.policy_folder is None else str(parts.policy_folder),
             "policy_sha256": _sha256(parts.policy_folder),
         }
 
@@ -207,15 +231,19 @@ class Experiment:
             chunk_tokens=config.schedule.chunk_tokens,
             seed=config.seed,
             ranks=config.learner.ranks,
+            replicas=config.engine.replicas,
             parity=config.parity,
             release=schedule.release,
             group_size=config.rollout.group_size,
             room=config.schedule.concurrent_trajectories
-            or min(config.engine.slots, config.sandbox.max_parallel),
+            or min(config.engine.slots * config.engine.replicas, config.sandbox.max_parallel),
             in_flight=config.schedule.partial_rollout,
             on_update=self._on_update,
             on_trajectory=lambda t, batch: self.records.trajectory(t, batch=batch),
         )
+        if isinstance(self.timeline, CompactTimeline):
+            training = self.training
+            self.timeline.windows = lambda: training.windows
         budget = self.training.budget
         if line := budget.shortfall(config.rollout.group_size * config.rollout.groups_per_batch):
             self._display.note(line)
@@ -265,7 +293,7 @@ class Experiment:
             errors=self.errors,
             outcomes=self.records.outcomes,
             times={
-                "total_s": time.monotonic() - self._began_s,
+                "total_s": self._elapsed_s(),
                 "setup_s": self.setup_s,
                 "evaluation_s": self.evaluation_s,
             },
@@ -273,6 +301,9 @@ class Experiment:
         summary["trains_on_evaluation"] = self.trains_on_evaluation
         summary["accuracy"]["curve"] = self.curve
         summary["nvml"] = self.nvml
+        if self.virtual is not None:
+            summary["time"]["simulated_in_s"] = time.monotonic() - self._began_s
+            summary["simulation"] = {"events": self.virtual.events}
         self.records.close()
         self.timeline.write(self._folder / "timeline.json")
         self.records.summary(summary)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
+from harness.virtual import VirtualClock
+
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,6 +39,21 @@ def signals_raise(first: Callable[[int], None] = lambda signum: None) -> Iterato
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_virtual(clock: VirtualClock, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Drive a coroutine in virtual time; SIGINT and SIGTERM raise `Interrupted` in it, where it
+    waits."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        clock.interrupt(Interrupted(signum))
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    try:
+        return clock.run(coroutine)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

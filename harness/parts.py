@@ -21,9 +21,10 @@ from harness.learner.turn_options import TurnOptions
 from harness.memory import ledger_plan
 from harness.objectives import offpolicy
 from harness.objectives.estimators import ESTIMATORS
+from harness.planned import PlannedAgent
 from harness.policy import lora
 from harness.prompts import check_prompts
-from harness.protocols import Environment, Learner, SandboxProvider, Task, Trajectory
+from harness.protocols import Clock, Environment, Learner, SandboxProvider, Task, Trajectory
 from harness.rollout import Penalty, Rollouts
 from harness.schedule_rules import whole_trajectories
 from harness.teachers.protocol import Teacher
@@ -40,7 +41,7 @@ class Parts:
     """What a run is made of. `provider` is None in a replay, `engine` for scripted agents,
     `learner` where nothing trains."""
 
-    clock: WallClock
+    clock: Clock
     environment: Environment
     provider: Any
     engine: Any
@@ -244,11 +245,19 @@ def make_rollouts(
     """The agent loop at one sampling temperature (training and evaluation may differ, and only
     training has a `penalty`, or a teacher's `scoring`)."""
     policy = PolicyAgent(parts.engine, parts.chat, config.rollout, temperature)
+    environment: Any = parts.environment
 
     def make_agent(task: Task) -> Agent:
+        if parts.clock.kind == "virtual":
+            return PlannedAgent(parts.engine, task.payload["life"])
         if config.agent.name == "policy":
             return policy
         return scripted(config.agent.name, parts.environment, task)
+
+    def meet(task: Task, t: Trajectory) -> Task:
+        if parts.clock.kind == "virtual":
+            return environment.meet(task, t.group, t.index, t.attempt)
+        return task
 
     return Rollouts(
         parts.environment,
@@ -260,4 +269,5 @@ def make_rollouts(
         penalty,
         parts.clock.semaphore(config.sandbox.verify_parallel or config.sandbox.max_parallel),
         scoring,
+        meet,
     )

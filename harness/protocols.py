@@ -42,7 +42,7 @@ T = TypeVar("T")
 Release = Literal["batch", "group", "reward", "submit", "turn", "auto"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Generated tokens [start, end) of a trajectory came from learner version `version`."""
 
@@ -51,7 +51,7 @@ class VersionSpan:
     end: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Turn:
     """One action and the observation it caused; token offsets into the trajectory, times in
     seconds on the run's clock. `exec_s` is the tool call alone."""
@@ -134,7 +134,7 @@ class Trajectory:
     @property
     def action_tokens(self) -> int:
         """|o_i|: the number of generated tokens."""
-        return sum(self.action_mask_T)
+        return self.action_mask_T.count(1)
 
     @property
     def verdict_reward(self) -> float | None:

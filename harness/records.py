@@ -75,9 +75,11 @@ class Records:
         self.outcomes.add(trajectory)
         if file not in self._lines:
             self._lines[file] = (self.folder / file).open("w", encoding="utf-8")
-        line = json.dumps(
-            finite(extra | encode(trajectory)), separators=(",", ":"), allow_nan=False
-        )
+        found = extra | encode(trajectory)
+        try:
+            line = json.dumps(found, separators=(",", ":"), allow_nan=False)
+        except (ValueError, TypeError):  # a float that is not finite, or what JSON has no word for
+            line = json.dumps(finite(found), separators=(",", ":"), allow_nan=False)
         self._lines[file].write(line + "\n")
         self._lines[file].flush()
 
@@ -94,6 +96,13 @@ class Records:
                 file.close()
         self._updates = self._writer = None
         self._lines = {}
+
+
+def _hardware(config: Config) -> str:
+    """What the work ran on, or would have run on."""
+    if config.clock.kind == "virtual":
+        return f"VIRTUAL {config.hardware.label}, {config.hardware.shape}"
+    return config.hardware.label or hardware_label()
 
 
 def blank_summary(config: Config) -> dict[str, Any]:
@@ -118,7 +127,7 @@ def blank_summary(config: Config) -> dict[str, Any]:
         "sandbox": config.sandbox.kind,
         "clock": config.clock.kind,
         "cluster": config.cluster.name,
-        "hardware": config.hardware.label or hardware_label(),
+        "hardware": _hardware(config),
         "seed": config.seed,
         "budget": {
             "kind": config.budget.kind,

@@ -48,6 +48,7 @@ from harness.timeline import blocked
 
 Emit = Callable[[Event], None]
 MakeAgent = Callable[[Task], Agent]
+Meet = Callable[[Task, Trajectory], Task]
 Penalty = Callable[[Trajectory], Coroutine[Any, Any, float]]
 
 
@@ -72,13 +73,16 @@ class Rollouts:
         penalty: Penalty | None = None,
         verification: AbstractAsyncContextManager[Any] | None = None,
         scoring: Scoring | None = None,
+        meet: Meet = lambda task, trajectory: task,
     ) -> None:
         """`penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
         reward); the verdict's own stays in the trajectory's report. Every verification happens
         inside `verification`, which may limit how many do at once. With `scoring` a teacher scores
-        each turn while its tool call runs, and a trajectory has finished once all are scored."""
+        each turn while its tool call runs, and a trajectory has finished once all are scored.
+        `meet` is the task as one attempt meets it, where attempts differ."""
         self._penalty = penalty
         self._scoring = scoring
+        self._meet = meet
         self._verification = verification or nullcontext()
         self._environment = environment
         self._make_agent = make_agent
@@ -130,7 +134,7 @@ class Rollouts:
                 attempt=attempt,
             )
             try:
-                await self._live(task, trajectory, emit)
+                await self._live(self._meet(task, trajectory), trajectory, emit)
                 return trajectory
             except InfrastructureError as error:
                 trajectory.infrastructure_error = error.kind

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.protocols import Interval
 
 Window = tuple[float, float]
+_INSIDE_S = 1e-6  # an arrow that leaves at an interval's very end would hang on nothing
 STATES = ("busy", "blocked", "idle")
 
 
@@ -56,8 +57,10 @@ def length_s(windows: Iterable[Window]) -> float:
 class Timeline:
     """What happened when. Resources are named `kind/number`, such as engine/0 or sandbox/03."""
 
-    def __init__(self, origin_s: float) -> None:
+    def __init__(self, origin_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` is the clock that intervals are told in."""
         self.origin_s = origin_s
+        self._now = now
         self.intervals: list[Interval] = []
         self._instants: list[tuple[str, str, float, dict[str, Any]]] = []
 
@@ -70,15 +73,15 @@ class Timeline:
     @contextlib.contextmanager
     def busy(self, resource: str, name: str, **args: Any) -> Iterator[None]:
         """Mark the resource busy for the length of the block, however it ends."""
-        start_s = time.monotonic()
+        start_s = self._now()
         try:
             yield
         finally:
-            self.add(Interval(resource, name, start_s, time.monotonic(), args))
+            self.add(Interval(resource, name, start_s, self._now(), args))
 
     def instant(self, track: str, name: str, *, at_s: float | None = None, **args: Any) -> None:
         """Something that took no time, such as a group's close."""
-        self._instants.append((track, name, time.monotonic() if at_s is None else at_s, args))
+        self._instants.append((track, name, self._now() if at_s is None else at_s, args))
 
     def resources(self, kind: str) -> list[str]:
         """The names seen that start with `kind/`, sorted."""
@@ -124,12 +127,20 @@ class Timeline:
     def write(self, path: Path) -> None:
         """Chrome's trace format: one process per kind of resource, one named track per resource.
         Timestamps are microseconds from the origin."""
-        tracks = [i.resource for i in self.intervals] + [track for track, *_ in self._instants]
+        tracks = [i.resource for i in self.traced()] + [track for track, *_ in self._instants]
         ids = _track_ids(dict.fromkeys(tracks))
         with path.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
             file.write(",\n".join(map(_dump, self._events(ids))))
-            file.write("\n]}\n")
+            file.write(f'\n],"otherData":{_dump(self.remarks())}}}\n')
+
+    def traced(self) -> Sequence[Interval]:
+        """What the trace shows."""
+        return self.intervals
+
+    def remarks(self) -> dict[str, Any]:
+        """What the trace says of itself."""
+        return {}
 
     def _events(self, ids: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
         for kind, process in dict.fromkeys((t.split("/")[0], p) for t, (p, _) in ids.items()):
@@ -139,7 +150,7 @@ class Timeline:
                 "ph": "M", "name": "thread_name", "pid": process, "tid": thread,
                 "args": {"name": track},
             }  # fmt: skip
-        for i in self.intervals:
+        for i in self.traced():
             process, thread = ids[i.resource]
             yield {
                 "ph": "X", "name": i.name, "pid": process, "tid": thread, "ts": self._us(i.start_s),
@@ -151,6 +162,36 @@ class Timeline:
                 "ph": "i", "s": "t", "name": name, "pid": process, "tid": thread,
                 "ts": self._us(at_s), "args": args,
             }  # fmt: skip
+        yield from self._flows(ids)
+
+    def _flows(self, ids: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+        """An arrow from each trajectory to every backward that it is in: from the last that had
+        begun of its sandbox's intervals (under `release=submit` the verifier may still run) to the
+        learner's. Chrome's format: a start and a finish of one id, each inside its interval."""
+        rollouts: dict[str, list[Interval]] = {}
+        for i in self.traced():
+            if i.resource.startswith("sandbox/") and "trajectory" in i.args:
+                rollouts.setdefault(i.args["trajectory"], []).append(i)
+        arrow = 0
+        for backward in self.traced():
+            if not backward.resource.startswith("learner/"):
+                continue
+            for trajectory in backward.args.get("trajectories", ()):
+                begun = [i for i in rollouts.get(trajectory, ()) if i.start_s <= backward.start_s]
+                if not begun:
+                    continue  # a replay has no sandbox
+                last, arrow = max(begun, key=lambda i: i.start_s), arrow + 1
+                leaves_s = max(last.start_s, min(last.end_s, backward.start_s) - _INSIDE_S)
+                ends = (
+                    ("s", last.resource, leaves_s, {}),
+                    ("f", backward.resource, backward.start_s, {"bp": "e"}),
+                )
+                for phase, track, at_s, more in ends:
+                    process, thread = ids[track]
+                    yield {
+                        "ph": phase, "cat": "backward", "name": "backward", "id": arrow,
+                        "pid": process, "tid": thread, "ts": self._us(at_s), **more,
+                    }  # fmt: skip
 
     def _us(self, at_s: float) -> float:
         return round((at_s - self.origin_s) * 1e6, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from harness import update_row
+from harness import lengths, update_row
 from harness.accounting import Trained, exchange
 from harness.batch import Begin, Events, LiveBatch, start
 from harness.budget import Budget
@@ -65,6 +65,7 @@ class Training:
         seed: int,
         version: int = 0,
         ranks: int = 1,
+        replicas: int = 1,
         parity: ParityConfig | None = None,
         release: Release | None = None,
         timings: History | None = None,
@@ -88,6 +89,7 @@ class Training:
         self._group_size, self._room, self._in_flight = group_size, room, in_flight
         self._chunk_tokens = chunk_tokens
         self.ranks = ranks
+        self._replicas = replicas
         self._seed = seed
         self._on_update = on_update
         self.recorder = Recorder(budget, timeline, groups_per_batch, on_trajectory)
@@ -206,7 +208,7 @@ class Training:
                 f"every group of batch {batch.index} lost a trajectory for good",
             )
         path, version = await self.learner.publish()
-        with exchange(self._timeline, self.ranks):
+        with exchange(self._timeline, self.ranks, self._replicas):
             await self._engine.update_weights(path, version, self._in_flight)
         self.version, self.published = version, path
         drained = await self.drain()
@@ -215,10 +217,11 @@ class Training:
         self.rows.append(row)
         self._on_update(row)
         self.updated_s = self._clock.now()
+        lengths.forget(batch.groups)
 
     async def drain(self) -> Timeline:
         """What engine, learner and sandboxes were busy with since the last call; kept as well."""
-        drained = Timeline(self._timeline.origin_s)
+        drained = Timeline(self._timeline.origin_s)  # whole, however the run's is kept
         drained.extend(await self.learner.drain_intervals())
         drained.extend(await self._engine.drain_intervals())
         if self._scoring is not None:
@@ -251,6 +254,7 @@ class Training:
             release=self.release,
             buffer_bytes=stats.buffer_bytes,
             free_bytes=stats.free_bytes,
+            turn_costs=stats.turn_costs,
         )
         self.timings.add(update)
         return overlap_row(update, self._packed(batch), self.timings.costs())
@@ -270,7 +274,7 @@ class Training:
         )  # while other updates were made, it waited
         tail_s = self.budget.between_s(last_s, stepped_s - timeline.origin_s)
         kept = [t for g in batch.groups for t in g.trajectories]
-        consumed = [Trained(batch.version, t.version_spans) for t in kept]
+        consumed = [Trained.at(batch.version, t.version_spans) for t in kept]
         self.trained += consumed
         content = update_row.content(batch, consumed, self._objective)
         self.tokens_trained += content["tokens_trained"]
@@ -283,7 +287,7 @@ class Training:
             "rollout_s": batch.last_event_s - batch.began_s,
             "tail_s": tail_s,
             "tokens_generated": generated,
-            **update_row.times(timeline, self._timeline, windows),
+            **update_row.times(timeline, self.ranks, self._replicas, windows),
             **content,
             **update_row.step(stats),
             "budget_spent": self.budget.spent,

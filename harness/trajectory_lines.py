@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.lengths import Mask, mask_of
 from harness.outcomes import failure
 from harness.protocols import TeacherScores, Trajectory, Turn, UsageError, VersionSpan
 
@@ -19,6 +20,9 @@ _PLAIN = (
     "trajectory_id", "task_id", "difficulty", "group", "index", "seed", "attempt", "reward", "end",
     "infrastructure_error", "started_s", "sandbox_start_s", "finished_s", "reward_s", "verify_s",
 )  # fmt: skip
+
+
+_TURN = tuple(part.name for part in dataclasses.fields(Turn))
 
 
 def _spans(mask_T: list[int]) -> list[list[int]]:
@@ -29,6 +33,8 @@ def _spans(mask_T: list[int]) -> list[list[int]]:
 
 def encode(trajectory: Trajectory) -> dict[str, Any]:
     """The JSON object of a trajectory. Times are seconds on the run's clock."""
+    if (counted := mask_of(trajectory)) is not None:
+        return _encode_counted(trajectory, counted)
     mask_T = trajectory.action_mask_T
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN},
@@ -45,11 +51,26 @@ def encode(trajectory: Trajectory) -> dict[str, Any]:
             for value, mask in zip(trajectory.behaviour_logprobs_T, mask_T, strict=True)
             if mask
         ],
+        **({"rewritten_at": trajectory.rewritten_at} if trajectory.rewritten_at else {}),
         **(
             {}
             if trajectory.teacher is None
             else {"teacher": dataclasses.asdict(trajectory.teacher)}
         ),
+    }
+
+
+def _encode_counted(trajectory: Trajectory, mask: Mask) -> dict[str, Any]:
+    """Without the tokens, which there are none of; a run may have a hundred thousand of these."""
+    return {
+        **{name: getattr(trajectory, name) for name in _PLAIN},
+        "failure": failure(trajectory),
+        "tokens": len(mask),
+        "action_tokens": trajectory.action_tokens,
+        "version_spans": [(s.version, s.start, s.end) for s in trajectory.version_spans],
+        "turns": [{name: getattr(turn, name) for name in _TURN} for turn in trajectory.turns],
+        "report": dict(trajectory.report),
+        "action_spans": mask.spans,
     }
 
 
@@ -70,6 +91,7 @@ def decode(line: dict[str, Any]) -> Trajectory:
         turns=[Turn(**turn) for turn in line["turns"]],
         report=line["report"],
         teacher=TeacherScores(**line["teacher"]) if "teacher" in line else None,
+        rewritten_at=line.get("rewritten_at", []),
     )
 
 

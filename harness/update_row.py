@@ -6,21 +6,22 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from harness.accounting import Trained
+from harness.accounting import Trained, engine_replicas, learner_ranks
 from harness.batch import LiveBatch
 from harness.objectives import ratios
 from harness.objectives.grpo import Grpo
 from harness.objectives.opd import reverse_kl
-from harness.protocols import StepStats
+from harness.protocols import StepStats, TurnStats
 from harness.timeline import Timeline, Window
 
 Row = dict[str, Any]
+TURNS = tuple(TurnStats.__dataclass_fields__)
 
 
-def times(timeline: Timeline, known: Timeline, windows: Sequence[Window]) -> Row:
+def times(timeline: Timeline, ranks: int, replicas: int, windows: Sequence[Window]) -> Row:
     """What engine and learner did in an update's own windows; `timeline` holds the update's
-    intervals, `known` all so far: an engine that did nothing is idle, not unknown."""
-    learner, engine = known.resources("learner"), known.resources("engine")
+    intervals: what has none is idle, not unknown."""
+    learner, engine = learner_ranks(ranks), engine_replicas(replicas)
     return {
         "learner_busy_s": timeline.busy_s(learner, windows),
         "engine_busy_s": timeline.busy_s(engine, windows),
@@ -61,6 +62,7 @@ def step(stats: StepStats) -> Row:
         **ratios.columns(stats.ratios),
         "ledger_buffers_peak": stats.ledger_buffers_peak,
         "ledger_bytes_peak": stats.ledger_bytes_peak,
+        **{f"turns_{name}": getattr(stats.turns, name, None) for name in TURNS},
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.sandbox.options import check_mirrors
-from harness import schedule_rules
+from harness import schedule_rules, simulation
 from harness.cluster import devices, pinning
 from harness.config import Config, SandboxConfig, lookup
 from harness.objectives import contradictions, exactness, offpolicy, opd
@@ -42,15 +42,15 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "objective.advantage_mask": ("none", "positive", "negative"),
     "objective.dynamic_sampling": ("none", "filter", "refill"),
     "objective.normaliser_scope": ("batch", "micro_batch"),
-    "policy.name": ("tiny", "smollm2", "hf"),
+    "policy.name": ("tiny", "smollm2", "hf", "simulated"),
     "teacher.name": ("torch", "recorded", "vllm"),
-    "engine.name": ("torch",),
-    "learner.name": ("torch",),
+    "engine.name": ("torch", "simulated"),
+    "learner.name": ("torch", "simulated"),
     "learner.device": ("cpu", "cuda"),
     "learner.parallel": ("ddp", "fsdp"),
     "learner.dtype": ("float32", "float64"),
-    "sandbox.kind": ("auto", "docker", "bubblewrap"),
-    "clock.kind": ("wall",),
+    "sandbox.kind": ("auto", "docker", "bubblewrap", "simulated"),
+    "clock.kind": ("wall", "virtual"),
     "cluster.name": ("local",),
     "budget.kind": ("updates", "trajectories", "tokens", "wall_clock_s", "device_s"),
     "ledger.form": ("auto", "affine", "bucket"),
@@ -94,6 +94,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "rollout.temperature": (0, math.inf, False),
     "rollout.time_limit_s": (0, math.inf, False),
     "rollout.retries": (0, math.inf, True),
+    "rollout.history_turns": (1, math.inf, True),
     "teacher.devices": (1, math.inf, True),
     "teacher.sessions": (1, math.inf, True),
     "teacher.timeout_s": (0, math.inf, False),
@@ -130,8 +131,10 @@ _TARGETS = ("schedule.target", "ledger.target", "segments.target")
 
 
 def validate(config: Config) -> None:
-    """Raises UsageError, one line, for the first setting that cannot be run."""
+    """Raises UsageError, one line, for the first setting that cannot be run. Fills in what a
+    virtual run's hardware says."""
     check_values(config)
+    simulation.settle(config)
     opd.make(config.objective, config.rollout.group_size)  # says itself what it cannot be
     contradictions.check(config.objective)
     opd.check(config)
@@ -164,8 +167,8 @@ def validate(config: Config) -> None:
     for key in _FILES:
         _exists(key, lookup(config, key))
     teachers.check(config)
-    folder = resolve(config.policy.path or config.policy.name)
-    if config.agent.name == "policy":
+    if config.clock.kind == "wall" and config.agent.name == "policy":
+        folder = resolve(config.policy.path or config.policy.name)
         architecture.check(folder, config.rollout.max_context_tokens)
     lora.check(config.policy.lora)
     for key in _TARGETS:

@@ -1,0 +1,112 @@
+"""Sandboxes on paper: they take the time of the life that they are for, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from environments.protocols import ExecResult, Sandbox, SandboxCounters, SandboxSpec
+from environments.simulated.life import COMMANDS, STARTS, Life
+
+
+class Time(Protocol):
+    """The part of a clock that is needed here."""
+
+    def sleep(self, seconds: float) -> Awaitable[None]: ...
+
+    def semaphore(self, value: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class SimulatedSpec(SandboxSpec):
+    """For one life."""
+
+    life: Life | None = None
+
+
+class SimulatedSandbox:
+    """`exec` takes the tool time of the turn that its life is at."""
+
+    from_image = True
+
+    def __init__(self, sandbox_id: str, life: Life, provider: SimulatedProvider) -> None:
+        self.sandbox_id = sandbox_id
+        self._life = life
+        self._provider: SimulatedProvider | None = provider
+        self._time = provider.time
+
+    async def exec(
+        self, command: str, *, timeout_s: float, max_output_bytes: int = 65536
+    ) -> ExecResult:
+        life = self._life
+        took_s = min(life.turn.tool_s, timeout_s)
+        await self._time.sleep(took_s)
+        life.may_fail(COMMANDS, life.number)
+        timed_out = life.turn.tool_s > timeout_s
+        return ExecResult("", None if timed_out else 0, took_s, timed_out)
+
+    async def put(self, files: Mapping[str, bytes], *, base: str | None = None) -> None:
+        """Nothing is kept."""
+
+    async def get(self, path: str) -> bytes:
+        return b""
+
+    async def end_processes(self) -> None:
+        """There are none."""
+
+    async def allow_hosts(self, hosts: Sequence[str]) -> None:
+        """There is no network."""
+
+    async def stop(self) -> None:
+        if self._provider is not None:
+            self._provider.stopped()
+            self._provider = None
+
+
+class SimulatedProvider:
+    """At most `max_parallel` sandboxes at once, agents' and verifiers', of which `start_parallel`
+    may be starting."""
+
+    kind = "simulated"
+
+    def __init__(
+        self, time: Time, why: str, max_parallel: int, start_parallel: int | None = None
+    ) -> None:
+        self.time = time
+        self.why = why
+        self.counters = SandboxCounters()
+        self._places = time.semaphore(max_parallel)
+        self._starts: AbstractAsyncContextManager[Any] = (
+            nullcontext() if start_parallel is None else time.semaphore(start_parallel)
+        )
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        assert isinstance(spec, SimulatedSpec) and spec.life is not None
+        await self._places.acquire()
+        self.counters.created += 1
+        try:
+            async with self._starts:
+                await self.time.sleep(spec.life.plan.start_s)
+            spec.life.may_fail(STARTS, 0)
+        except BaseException:
+            self.stopped()
+            raise
+        return SimulatedSandbox(f"simulated-{self.counters.created}", spec.life, self)
+
+    async def occupied(self, seconds: float) -> None:
+        """A sandbox of its own for so long: a verifier's."""
+        await self._places.acquire()
+        self.counters.created += 1
+        try:
+            await self.time.sleep(seconds)
+        finally:
+            self.stopped()
+
+    def stopped(self) -> None:
+        self.counters.removed += 1
+        self._places.release()
+
+    async def close(self) -> None:
+        self.counters.leaked = self.counters.created - self.counters.removed

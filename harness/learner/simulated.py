@@ -1,0 +1,261 @@
+"""A learner on paper: every verb takes what a cost model says, on every rank that works for it.
+
+Whole trajectories go to ranks, and into passes, by the rules of the real learner
+(harness/learner/client.py); gradients are counted where the real one holds them
+(harness/learner/counted.py), and a verb out of order is refused as there. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Protocol
+
+from harness.learner.counted import CountedLedger
+from harness.learner.placement import alike_together, parts, split
+from harness.packing import pack
+from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats, Trajectory
+from harness.timeline import blocked
+from harness.virtual import VirtualClock
+
+
+class LearnerCosts(Protocol):
+    """The part of a cost model (harness.costs) that a learner needs; seconds of one rank."""
+
+    def backward_s(self, lengths: Sequence[int]) -> float: ...
+
+    def forward_s(self, lengths: Sequence[int]) -> float: ...
+
+    def fold_s(self, buffers: int) -> float: ...
+
+    def capture_overhead_s(self, trajectories: int) -> float: ...
+
+    def step_s(self) -> float: ...
+
+    def publish_s(self) -> float: ...
+
+    def gradient_bytes(self) -> int: ...
+
+
+class SimulatedLearner:
+    """The Learner protocol without weights. `chunk_tokens` bounds a rank's passes where there are
+    several ranks, as for the real one. Colocated, the devices come from the engine before an
+    update's first work and go back after its last, `switch_s` each way."""
+
+    def __init__(
+        self,
+        costs: LearnerCosts,
+        clock: VirtualClock,
+        *,
+        ranks: int,
+        chunk_tokens: int,
+        learning_rate: float,
+        form: str,
+        bucket_cap: int,
+        switch_s: float = 0.0,
+    ) -> None:
+        self._costs, self._clock, self._ranks = costs, clock, ranks
+        self._chunk_tokens = chunk_tokens if ranks > 1 else None
+        self._learning_rate = learning_rate
+        self._ledgers = [
+            CountedLedger(form, bucket_cap, costs.gradient_bytes()) for _ in range(ranks)
+        ]
+        self._holder: dict[str, int] = {}  # captured trajectory -> the rank whose ledger has it
+        self._holds: dict[int, set[int]] = {}  # group -> ranks
+        self._read: dict[str, int] = {}  # running trajectory -> tokens of turns passed forward
+        self._turn = clock.semaphore(1)  # a verb at a time, in the order of asking
+        self._intervals: list[Interval] = []
+        self._switch_s = switch_s
+        self._here = False  # whether shared devices are the learner's
+        self._names = [f"learner/{rank}" for rank in range(ranks)]
+        self._version = 0
+
+    # -- time --------------------------------------------------------------------------------------
+
+    async def _work(self, name: str, seconds: Mapping[int, float], args: Mapping[int, Any]) -> None:
+        """Ranks side by side, until the last is done."""
+        if not self._here:
+            await self._switch(True)
+        start_s = self._clock.time_s
+        await self._clock.sleep(max(seconds.values(), default=0.0))
+        self._intervals += [
+            Interval(self._names[rank], name, start_s, start_s + took_s, args.get(rank, {}))
+            for rank, took_s in seconds.items()
+        ]
+
+    async def _switch(self, here: bool) -> None:
+        self._here = here
+        if self._switch_s:
+            start_s = self._clock.time_s
+            await self._clock.sleep(self._switch_s)
+            end_s = self._clock.time_s
+            self._intervals += [
+                Interval(blocked(name), "switch", start_s, end_s) for name in self._names
+            ]
+
+    async def _everywhere(self, name: str, seconds: float) -> None:
+        await self._work(name, dict.fromkeys(range(self._ranks), seconds), {})
+
+    def _pass_s(self, rows: Sequence[Trajectory]) -> float:
+        """Forward and backward; what turns have passed forward already is not done again."""
+        whole_s = self._costs.backward_s([len(t.tokens_T) for t in rows])
+        done = [tokens for t in rows if (tokens := self._read.pop(t.trajectory_id, 0))]
+        return max(0.0, whole_s - self._costs.forward_s(done)) if done else whole_s
+
+    # -- the verbs ---------------------------------------------------------------------------------
+
+    async def accumulate(
+        self, trajectories: Sequence[Trajectory], coefficients: Sequence[float]
+    ) -> None:
+        kept = [t for t, c in zip(trajectories, coefficients, strict=True) if c != 0.0]
+        async with self._turn:
+            shares = [self._passes(share) for share in split(kept, self._ranks)]
+            for passes in zip_longest(*shares, fillvalue=()):
+                busy = {rank: rows for rank, rows in enumerate(passes) if rows}
+                seconds = {rank: self._pass_s(rows) for rank, rows in busy.items()}
+                await self._work("accumulate", seconds, _described(busy))
+
+    def _passes(self, share: list[Trajectory]) -> list[list[Trajectory]]:
+        if not share:
+            return []
+        return [share] if self._chunk_tokens is None else pack(share, self._chunk_tokens)
+
+    async def capture(self, trajectories: Sequence[Trajectory]) -> None:
+        async with self._turn:
+            known = {t.trajectory_id: t for t in trajectories}
+            shares = [list(trajectories)]
+            if self._ranks > 1:
+                shares = split(alike_together(trajectories), self._ranks)
+            passes = [parts(share, self._chunk_tokens) for share in shares]
+            for slot in zip_longest(*passes):
+                busy = {
+                    rank: [known[i] for i in part.trajectory_ids]
+                    for rank, part in enumerate(slot)
+                    if part is not None
+                }
+                each_s = self._costs.capture_overhead_s(1)
+                seconds = {rank: self._pass_s(rows) + each_s for rank, rows in busy.items()}
+                await self._work("capture", seconds, _described(busy))
+                for rank, part in enumerate(slot):
+                    if part is not None:
+                        self._hold(rank, part.group, part.trajectory_ids, part.reward)
+
+    def _hold(self, rank: int, group: int, names: Sequence[str], reward: float | None) -> None:
+        self._ledgers[rank].capture(group, names)
+        self._holder |= dict.fromkeys(names, rank)
+        self._holds.setdefault(group, set()).add(rank)
+        if reward is not None:
+            self._ledgers[rank].commit(names, reward)
+
+    def _ledger(self, name: str) -> CountedLedger:
+        """Rank 0 answers for what nobody holds."""
+        return self._ledgers[self._holder.get(name, 0)]
+
+    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+        """The forward pass of new turns behind those that have had theirs, on one rank."""
+        async with self._turn:
+            before = self._read.get(trajectory.trajectory_id, 0)
+            costs = self._costs
+            took_s = costs.forward_s([tokens]) - (costs.forward_s([before]) if before else 0.0)
+            if before:  # the pass itself is another one
+                took_s += costs.forward_s([0])
+            self._read[trajectory.trajectory_id] = tokens
+            await self._work("extend", {0: max(0.0, took_s)}, {})
+
+    async def abandon(self, trajectory_ids: Sequence[str]) -> None:
+        for name in trajectory_ids:
+            self._read.pop(name, None)
+
+    async def turn_settings(self) -> Mapping[str, int | None] | None:
+        """Nothing was measured."""
+        return None
+
+    async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Refused by harness.simulation: there are no log-probabilities."""
+        raise ValueError("reference_kl: a simulated learner has no reference")
+
+    async def commit(self, trajectory_id: str, reward: float) -> None:
+        """Its time is in the capture's."""
+        async with self._turn:
+            self._ledger(trajectory_id).commit([trajectory_id], reward)
+
+    async def discard(self, trajectory_ids: Sequence[str]) -> None:
+        async with self._turn:
+            for name in trajectory_ids:
+                self._ledger(name).discard([name])
+                self._holder.pop(name, None)
+
+    async def fold(self, spec: FoldSpec) -> None:
+        async with self._turn:
+            ranks = sorted(self._holds.pop(spec.group, {0}))
+            held = {rank: self._ledgers[rank] for rank in ranks}
+            seconds = {
+                rank: self._costs.fold_s(ledger.fold(spec.group, spec.coefficients))
+                for rank, ledger in held.items()
+            }
+            await self._work("fold", seconds, {rank: {"groups": [spec.group]} for rank in ranks})
+
+    async def drop(self, group: int) -> None:
+        async with self._turn:
+            for rank in self._holds.pop(group, ()):
+                self._ledgers[rank].drop(group)
+
+    async def step(self, normaliser: float) -> StepStats:
+        """There is no gradient, so that its norm is no number."""
+        async with self._turn:
+            for ledger in self._ledgers:
+                ledger.end_of_update()
+            await self._everywhere("step", self._costs.step_s())
+            self._version += 1
+            self._holder.clear()
+            self._holds.clear()
+            stats = StepStats(
+                version=self._version,
+                gradient_norm=math.nan,
+                clipped=False,
+                learning_rate=self._learning_rate,
+                ledger_buffers_peak=max(ledger.buffers_peak for ledger in self._ledgers),
+                ledger_bytes_peak=max(ledger.bytes_peak for ledger in self._ledgers),
+                buffer_bytes=self._costs.gradient_bytes(),
+            )
+            for ledger in self._ledgers:
+                ledger.buffers_peak = 0
+            return stats
+
+    async def publish(self) -> tuple[str, int]:
+        """All ranks give their weights; there is no file behind the name."""
+        async with self._turn:
+            await self._everywhere("publish", self._costs.publish_s())
+            await self._switch(False)
+            return f"virtual-weights-{self._version:06d}", self._version
+
+    async def parity_begin(self, normaliser: float) -> None:
+        raise ValueError("parity.every: a simulated learner has no gradients to compare")
+
+    async def parity_add(self) -> None:
+        await self.parity_begin(0.0)
+
+    async def parity_end(self) -> ParityFigures:
+        raise ValueError("parity.every: a simulated learner has no gradients to compare")
+
+    async def drain_intervals(self) -> list[Interval]:
+        drained, self._intervals = self._intervals, []
+        return drained
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _described(passes: Mapping[int, Iterable[Trajectory]]) -> dict[int, dict[str, Any]]:
+    """What the real learner says of its passes."""
+    found = {}
+    for rank, rows in passes.items():
+        lengths = [len(t.tokens_T) for t in rows]
+        found[rank] = {
+            "trajectories": [t.trajectory_id for t in rows],
+            "groups": sorted({t.group for t in rows}),
+            "tokens": sum(lengths),
+            "padded": len(lengths) * max(lengths),
+        }
+    return found
