@@ -2,7 +2,7 @@
 
     python -m harness.paired replay=RUN/trajectories.jsonl updates=24 [a=schedule=sync
     b=schedule=stream,schedule.release=group c=schedule=stream,schedule.release=auto ...]
-    [workload=recorded|long_verification|correlated_groups]
+    [workload=recorded|long_verification|long_tool_calls|correlated_groups]
 
 Engine and learner are pinned to cores of their own (cluster.pin_cores=false: they are not, and the
 report says so); the engine decodes the recorded tokens at their real cost, tool calls and
@@ -10,7 +10,15 @@ verification take their recorded time, or that of the workload. Every recorded u
 under every variant, in an order that is rotated from update to update, so that a machine whose
 speed drifts drifts under all. `updates` is 24, or as many as were recorded whole, and never more: a
 repeat tells nothing new, and the interval takes updates for independent. Prints what each variant
-took and the paired ratio of the first variant's update times to its own, with the 95 % interval.
+took and the paired ratios of the first variant's update times and tails to its own, with the 95 %
+interval.
+
+What turns come to for a distillation, against whole trajectories and the synchronous schedule:
+
+    python -m harness.run objective=opd schedule=sync budget.limit=12 hydra.run.dir=RUN
+    python -m harness.paired objective=opd replay=RUN/trajectories.jsonl workload=long_tool_calls \\
+        a=schedule=sync b=schedule=stream,schedule.release=submit \\
+        c=schedule=stream,schedule.release=turn
 """
 
 from __future__ import annotations
@@ -117,7 +125,7 @@ def _at(replay: Replay, first: int) -> Begin:
 async def play(variants: Sequence[Variant], recorded: Batches, updates: int, workload: str) -> None:
     """Fill the variants' rows with the first `updates` recorded updates. The first one is played
     once more, unmeasured, under each: allocators and caches are then warm for all."""
-    config = variants[0].config
+    config = learners_config(variants)
     with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
         async with open_parts(config, "paired", Path(folder), say=say) as parts:
             replay = Replay(
@@ -135,6 +143,12 @@ async def play(variants: Sequence[Variant], recorded: Batches, updates: int, wor
                     variant.rows.append(row)
                 use_measured_costs(variants)
                 say(f"update {update + 1}/{updates}")
+
+
+def learners_config(variants: Sequence[Variant]) -> Config:
+    """Whose settings the one learner is started with: one that takes turns, if any does."""
+    by_release = {v.config.schedule.release: v.config for v in reversed(variants)}
+    return by_release.get("turn") or by_release.get("auto") or variants[0].config
 
 
 def use_measured_costs(variants: Sequence[Variant]) -> None:
@@ -170,12 +184,18 @@ def describe(variant: Variant, first: Variant) -> dict[str, Any]:
         "decide_s": _mean_known(rows, "decide_s"),
         "release_played": dict(Counter(str(row["release"]) for row in rows)),
         "ledger_buffers_peak": max(row["ledger_buffers_peak"] for row in rows),
-        "first_over_this": None
-        if variant is first
-        else ratio_interval(
-            [row["per_update_s"] for row in first.rows], [row["per_update_s"] for row in rows]
-        ),
+        "first_over_this": _ratio(variant, first, "per_update_s"),
+        "tail_first_over_this": _ratio(variant, first, "tail_s"),
     }
+
+
+def _ratio(variant: Variant, first: Variant, column: str) -> dict[str, float] | None:
+    """None for the first variant itself."""
+    if variant is first:
+        return None
+    return ratio_interval(
+        [row[column] for row in first.rows], [row[column] for row in variant.rows]
+    )
 
 
 def report(variants: Mapping[str, Variant], workload: str, recorded_updates: int) -> dict[str, Any]:
@@ -205,12 +225,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
         f"{'buffers':>8}  {'first / this':<22}played at",
     ]
     for letter, v in found["variants"].items():
-        ratio = v["first_over_this"]
-        interval = (
-            "1"
-            if ratio is None
-            else f"{ratio['ratio']:.3f} ({ratio['low_95']:.3f}-{ratio['high_95']:.3f})"
-        )
+        interval = _interval(v["first_over_this"])
         played = ", ".join(f"{rung} x{n}" for rung, n in v["release_played"].items())
         if v["decide_s"] is not None:
             played += f", decided in {v['decide_s']:.3f} s"
@@ -219,7 +234,17 @@ def table(found: Mapping[str, Any]) -> list[str]:
             f"{v['rollout_s']:8.2f}{v['tail_s']:7.2f}{_number(v['overlap_efficiency'], '.2f'):>8}"
             f"{v['idle_learner']:13.0%}{v['ledger_buffers_peak']:8d}  {interval:<22}{played}"
         )
-    return lines
+    tails = ", ".join(
+        f"{letter} {_interval(v['tail_first_over_this'])}"
+        for letter, v in found["variants"].items()
+    )
+    return [*lines, f"tail, first / this: {tails}"]
+
+
+def _interval(ratio: Mapping[str, float] | None) -> str:
+    if ratio is None:
+        return "1"
+    return f"{ratio['ratio']:.3f} ({ratio['low_95']:.3f}-{ratio['high_95']:.3f})"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -18,6 +18,8 @@ Batches = Mapping[int, Mapping[int, Sequence[Trajectory]]]  # batch -> group -> 
 VERIFICATION_S = 4.0  # median
 VERIFICATION_SIGMA = 0.25  # of its logarithm: nine in ten between 2.7 and 6.0 s
 SLOWEST_GROUP = 8.0
+TOOL_CALL_S = 2.0  # median: a test file of a repository, not a look into one of its files
+TOOL_CALL_SIGMA = 1.0  # nine in ten between 0.4 and 10 s
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,19 @@ def _long_verification(
     return replace(trajectory, verify_s=verify_s, reward_s=trajectory.finished_s + verify_s)
 
 
+def _long_tool_calls(
+    trajectory: Trajectory, batch: int, place: int, count: int, seed: int
+) -> Trajectory:
+    draw = random.Random(f"{seed}/{batch}/{place}/{trajectory.index}")
+    turns = [
+        replace(turn, exec_s=draw.lognormvariate(math.log(TOOL_CALL_S), TOOL_CALL_SIGMA))
+        if turn.exec_s
+        else turn
+        for turn in trajectory.turns
+    ]
+    return replace(trajectory, turns=turns)
+
+
 def _correlated_groups(
     trajectory: Trajectory, batch: int, place: int, count: int, seed: int
 ) -> Trajectory:
@@ -62,6 +77,11 @@ WORKLOADS = {
         f"verification of a group's submitted trajectories takes one time, drawn from a log-normal "
         f"of median {VERIFICATION_S:g} s (sigma {VERIFICATION_SIGMA:g})",
         _long_verification,
+    ),
+    "long_tool_calls": Workload(
+        f"each tool call takes a time of its own, drawn from a log-normal of median "
+        f"{TOOL_CALL_S:g} s (sigma {TOOL_CALL_SIGMA:g})",
+        _long_tool_calls,
     ),
     "correlated_groups": Workload(
         "sandbox starts and tool calls of a whole group times one factor, between 1 and "

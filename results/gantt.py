@@ -1,10 +1,10 @@
-"""One update of two runs, one above the other, from their timeline.json:
+"""Updates of runs, one run above the other, from their timeline.json:
 
-    python -m results.gantt RUN_A RUN_B out=update.png [update=3]
+    python -m results.gantt RUN_A RUN_B [RUN_C ...] out=update.png [update=3] [count=1]
 
 The picture that explains gradient streaming: what engine, sandboxes and learner did from the
-update's start to its published weights. Times are as recorded; the caption says on which
-clock, engine, sandbox and hardware.
+update's start to its published weights (`count` updates in a row). Times are as recorded; the
+caption says on which clock, engine, sandbox and hardware.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from results.style import DPI, new
+
 # Okabe and Ito's colours: told apart by colour-blind readers, and in greyscale by their lightness.
 COLOURS = {
     "capture": "#E69F00",
+    "extend": "#F0E442",
+    "finish": "#E69F00",
     "accumulate": "#D55E00",
     "fold": "#000000",
     "step": "#000000",
@@ -30,8 +34,11 @@ COLOURS = {
     "start": "#CCCCCC",
     "stop": "#CCCCCC",
 }
+OTHER = "#BBBBBB"
+HATCHES = {"capture": "////"}  # in greyscale as light as its neighbours
 WORDS = {
     "capture": "backward before its group closed (streamed)",
+    "extend": "forward of a finished turn",
     "accumulate": "backward with final advantages",
     "step": "fold, optimizer step",
     "publish": "publish weights",
@@ -42,25 +49,43 @@ WORDS = {
 }
 
 
-def load_update(run: Path, update: int) -> dict[str, Any]:
-    """Window (s), intervals and group closes of one update. Raises ValueError if it is not
-    there."""
+def load_update(run: Path, update: int, count: int = 1) -> dict[str, Any]:
+    """Window (s), intervals and group closes of `count` updates from `update` on; what reaches into
+    the window is cut at its edges. Raises ValueError if one of them is not there."""
     with (run / "updates.csv").open() as file:
         rows = {int(row["update"]): row for row in csv.DictReader(file)}
-    if update not in rows:
-        raise ValueError(f"{run}: update={update} is not in updates.csv (1 to {max(rows)})")
-    start_s, end_s = float(rows[update]["started_s"]), float(rows[update]["ended_s"])
+    for wanted in range(update, update + count):
+        if wanted not in rows:
+            raise ValueError(
+                f"{run}: update={wanted} is not in updates.csv (1 to {max(rows, default=0)})"
+            )
+    start_s, end_s = float(rows[update]["started_s"]), float(rows[update + count - 1]["ended_s"])
     events = json.loads((run / "timeline.json").read_text())["traceEvents"]
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    inside = [e for e in events if "ts" in e and start_s <= e["ts"] / 1e6 <= end_s]
-    bars = [
-        (tracks[e["tid"]], e["name"], e["ts"] / 1e6 - start_s, e["dur"] / 1e6)
-        for e in inside
-        if e["ph"] == "X" and not tracks[e["tid"]].startswith("blocked/")
+    bars = []
+    for e in events:
+        if e["ph"] != "X" or tracks[e["tid"]].startswith("blocked/"):
+            continue
+        left = max(e["ts"] / 1e6, start_s)
+        right = min((e["ts"] + e["dur"]) / 1e6, end_s)
+        if right > left:
+            bars.append((tracks[e["tid"]], e["name"], left - start_s, right - left))
+    closes = [
+        e["ts"] / 1e6 - start_s
+        for e in events
+        if e["name"] == "closed" and start_s <= e["ts"] / 1e6 <= end_s
     ]
-    closes = [e["ts"] / 1e6 - start_s for e in inside if e["name"] == "closed"]
+    ends = [float(rows[k]["ended_s"]) - start_s for k in range(update, update + count)]
     summary = json.loads((run / "summary.json").read_text())
-    return {"length_s": end_s - start_s, "bars": bars, "closes": closes, "summary": summary}
+    release = f", release={summary['release']}" if summary["schedule"] == "stream" else ""
+    return {
+        "length_s": end_s - start_s,
+        "bars": bars,
+        "closes": closes,
+        "ends": ends,
+        "summary": summary,
+        "title": f"schedule={summary['schedule']}{release}",
+    }
 
 
 def lanes(bars: Sequence[tuple[str, str, float, float]]) -> dict[str, float]:
@@ -70,66 +95,79 @@ def lanes(bars: Sequence[tuple[str, str, float, float]]) -> dict[str, float]:
     return height | {"engine/0": 1.5, "learner/0": 0.0}
 
 
-def draw(updates: Sequence[dict[str, Any]], out: Path) -> None:
-    """Write the figure; `out` ends in .png or .pdf."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import seaborn
-    from matplotlib import pyplot
+def draw(updates: Sequence[dict[str, Any]]) -> Any:
+    """The figure: one panel a run, on one time axis."""
     from matplotlib.patches import Patch
 
-    seaborn.set_theme(style="white", context="paper")
-    figure, axes = pyplot.subplots(len(updates), 1, sharex=True, figsize=(9, 3.1 * len(updates)))
-    for axis, update in zip(axes, updates, strict=True):
+    figure, axes = new(
+        9.0, 0.9 + 2.5 * len(updates), nrows=len(updates), sharex=True, squeeze=False
+    )
+    seen = set()
+    for axis, update in zip(axes[:, 0], updates, strict=True):
         heights = lanes(update["bars"])
         thin = 6.0 / max(1, len(heights) - 2)
+        ranges: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for track, name, start_s, length_s in update["bars"]:
-            if track not in heights:
-                continue
+            if track in heights:
+                ranges.setdefault((track, name), []).append((start_s, length_s))
+        for (track, name), spans in ranges.items():
+            seen.add(name)
             tall = thin * 0.9 if track.startswith("sandbox/") else 1.1
-            colour = COLOURS[name]
             axis.broken_barh(
-                [(start_s, length_s)], (heights[track], tall), facecolors=colour, linewidth=0
-            )
+                spans, (heights[track], tall), linewidth=0,
+                facecolors=COLOURS.get(name, OTHER), hatch=HATCHES.get(name),
+            )  # fmt: skip
         for close_s in update["closes"]:
             axis.plot([close_s, close_s], [-0.35, -0.05], color="#CC79A7", linewidth=1.6)
-        axis.axvline(update["length_s"], color="black", linewidth=0.8, linestyle=":")
-        summary = update["summary"]
-        release = f", release={summary['release']}" if summary["schedule"] == "stream" else ""
-        axis.set_title(
-            f"schedule={summary['schedule']}{release}: {update['length_s']:.2f} s", loc="left"
+        for end_s in update["ends"]:
+            axis.axvline(end_s, color="black", linewidth=0.8, linestyle=":")
+        lengths = " and ".join(
+            f"{b - a:.2f} s" for a, b in zip([0.0, *update["ends"]], update["ends"], strict=False)
         )
+        axis.set_title(f"{update['title']}: {lengths}", loc="left", fontsize=9)
         axis.set_yticks([0.55, 2.05, 6.0], ["learner", "engine", "sandboxes"])
         axis.set_ylim(-0.5, 9.2)
-        seaborn.despine(ax=axis, left=True)
-    axes[-1].set_xlabel("seconds since the update began")
-    handles = [Patch(color=COLOURS[name], label=words) for name, words in WORDS.items()]
+        axis.grid(visible=False)
+        axis.spines["left"].set_visible(False)
+    axes[-1, 0].set_xlabel("seconds since the first update shown began; dotted: an update's end")
+    handles = [
+        Patch(facecolor=COLOURS[name], hatch=HATCHES.get(name), label=words)
+        for name, words in WORDS.items()
+        if name in seen
+    ]
     handles.append(Patch(color="#CC79A7", label="a group closes"))
-    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False)
-    summary = updates[0]["summary"]
-    figure.text(
-        0.01, 0.985,
-        f"{summary['env']}/{summary['dataset']}, policy {summary['policy']}; {summary['clock']} "
-        f"clock, engine {summary['engine']}, sandbox {summary['sandbox']}, {summary['hardware']}",
-        va="top", fontsize=8,
-    )  # fmt: skip
-    figure.tight_layout(rect=(0, 0.13, 1, 0.97))
-    figure.savefig(out, dpi=150)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def write(updates: Sequence[dict[str, Any]], out: Path) -> None:
+    """The figure in a file of its own that ends in .png or .pdf, saying what it ran on."""
+    from matplotlib import pyplot
+
+    figure, summary = draw(updates), updates[0]["summary"]
+    virtual = "VIRTUAL TIME (simulated): " if summary["clock"] == "virtual" else ""
+    figure.suptitle(
+        f"{virtual}{summary['env']}/{summary['dataset']}, policy {summary['policy']}; "
+        f"{summary['clock']} clock, engine {summary['engine']}, sandbox {summary['sandbox']}, "
+        f"{summary['hardware']}",
+        fontsize=8,
+    )
+    figure.savefig(out, dpi=DPI)
     pyplot.close(figure)
 
 
 def main() -> int:
     options = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
     runs = [Path(a) for a in sys.argv[1:] if "=" not in a]
-    unknown = set(options) - {"out", "update"}
-    if len(runs) != 2 or "out" not in options or unknown:
-        print("usage: python -m results.gantt RUN_A RUN_B out=FILE.png [update=N]", file=sys.stderr)
+    if len(runs) < 2 or "out" not in options or set(options) - {"out", "update", "count"}:
+        print(
+            "usage: python -m results.gantt RUN_A RUN_B [...] out=FILE.png [update=N] [count=N]",
+            file=sys.stderr,
+        )
         return 2
     try:
-        draw(
-            [load_update(run, int(options.get("update", 1))) for run in runs], Path(options["out"])
-        )
+        first, count = int(options.get("update", 1)), int(options.get("count", 1))
+        write([load_update(run, first, count) for run in runs], Path(options["out"]))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -13,7 +13,16 @@ import pytest
 
 from harness import paired
 from harness.config import ClusterConfig
-from harness.paired import Variant, describe, parse, play, ratio_interval, report, table
+from harness.paired import (
+    Variant,
+    describe,
+    learners_config,
+    parse,
+    play,
+    ratio_interval,
+    report,
+    table,
+)
 from harness.paired_options import recording, split
 from harness.protocols import UsageError
 
@@ -98,9 +107,10 @@ def test_the_report_has_every_figure_and_is_json(played):
     lines = table(found)
     assert lines[0].endswith("; pinned: true")
     assert table(found | {"pinned": False})[0].endswith("; pinned: false")
-    assert len(lines) == 2 + 3
-    assert all(f" {name}" in line for name, line in zip(("sync", "stream", "stream"), lines[2:],
-               strict=True))  # fmt: skip
+    assert len(lines) == 2 + 3 + 1
+    assert lines[-1].startswith("tail, first / this: a 1, b ")
+    assert all(f" {name}" in line for name, line in zip(("sync", "stream", "stream"),
+               lines[2:5], strict=True))  # fmt: skip
     assert f"x{UPDATES}" in lines[2]
     assert lines[4].endswith(f"decided in {c['decide_s']:.3f} s")
 
@@ -113,6 +123,26 @@ def test_the_ratio_is_of_pairs(played):
         for a, b in zip(first.rows, second.rows, strict=True)
     ]
     assert ratio == pytest.approx(math.exp(math.fsum(logs) / UPDATES))
+
+
+def test_the_tail_has_a_ratio_of_its_own(played):
+    first, second, _ = played.values()
+    found = describe(second, first)["tail_first_over_this"]["ratio"]
+    logs = [math.log(a["tail_s"] / b["tail_s"])
+            for a, b in zip(first.rows, second.rows, strict=True)]  # fmt: skip
+    assert found == pytest.approx(math.exp(math.fsum(logs) / UPDATES))
+    assert describe(first, first)["tail_first_over_this"] is None
+
+
+def test_the_one_learner_takes_turns_where_any_variant_does(small_recording):
+    configs, *_ = parse(
+        [f"replay={small_recording}", *SHAPE, "a=schedule=sync",
+         "b=schedule=stream,schedule.release=auto", "c=schedule=stream,schedule.release=turn"]
+    )  # fmt: skip
+    variants = [Variant(config) for config in configs.values()]
+    assert learners_config(variants).schedule.release == "turn"
+    assert learners_config(variants[:2]).schedule.release == "auto"
+    assert learners_config(variants[:1]).schedule.release == "batch"
 
 
 def test_the_interval_by_hand():

@@ -267,6 +267,22 @@ def test_correlated_groups_have_one_factor_each_between_1_and_8():
     assert all(workload.says for workload in WORKLOADS.values())
 
 
+def test_long_tool_calls_are_drawn_for_each_turn_that_had_one():
+    before, after = batches(), transform(batches(), "long_tool_calls", seed=0)
+    drawn_s = []
+    for group, originals in before[0].items():
+        for old, new in zip(originals, after[0][group], strict=True):
+            assert [replace(n, exec_s=o.exec_s) for n, o in zip(new.turns, old.turns, strict=True)
+                    ] == old.turns  # fmt: skip
+            assert replace(new, turns=old.turns) == old
+            drawn_s += [n.exec_s for n, o in zip(new.turns, old.turns, strict=True) if o.exec_s]
+            assert all(n.exec_s == 0 for n, o in zip(new.turns, old.turns, strict=True)
+                       if not o.exec_s)  # fmt: skip
+    assert len(set(drawn_s)) == len(drawn_s)
+    assert 1.2 < statistics.median(drawn_s) < 3.5
+    assert max(drawn_s) > 5
+
+
 def test_a_recording_under_a_kl_in_the_reward_is_refused(tmp_path):
     """Its rewards contain a KL to weights that are gone."""
     path = write(tmp_path, lines(lambda line: line["report"].update(kl_penalty=0.1)))
