@@ -90,7 +90,7 @@ def from_folder(folder: Path) -> Loaded:
             continue
         run = read(name, path.read_text(encoding="utf-8", errors="replace"), lambda w=where: w)
         if isinstance(run, Run):
-            run.manifest = _json(where / "manifest.json")
+            run.manifest = read_object(where / "manifest.json")
             run.settings = settings(where, run.manifest)
             loaded.runs.append(run)
         else:
@@ -269,7 +269,7 @@ def _there(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """An object, or an empty one: a manifest is no figure."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ Everything heavy (updates, trajectories, evaluations) is read when it is asked f
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -12,20 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pandas
+from typing import Any
 
 # The head of a line of evaluation.jsonl, so that its tokens need not be parsed.
 _SAMPLE = re.compile(
     r'^\{"phase":"([^"]*)",.*?"task_id":"([^"\\]*)",.*?"reward":([-0-9.eE+]+|null)[,}]'
 )
 _HEAD = 2000
-PREPARED = ("setup_s", "evaluation_s", "parity_s", "snapshot_s")
+TEXT = ("groups", "release", "release_why")  # columns of updates.csv that are no figures
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One finished run. `settings` are dotted keys of its configuration, empty where it left none;
     `notes` say what was wrong with its artifacts and was not used."""
@@ -76,8 +74,8 @@ class Run:
         return path if path is not None and path.is_file() else None
 
     @cached_property
-    def updates(self) -> pandas.DataFrame:
-        """updates.csv; no rows where there is none. A last row that was cut short is left out."""
+    def updates(self) -> list[dict[str, Any]]:
+        """The rows of updates.csv, one per optimizer step."""
         return read_updates(self.file("updates.csv"))
 
     @cached_property
@@ -142,10 +140,8 @@ class Run:
             return spent / total if total else None
         if not updates:
             return 0.0
-        if "per_update_s" not in self.updates or len(self.updates) < updates:
-            return None
-        found = float(self.updates["per_update_s"].iloc[:updates].sum())
-        return found if math.isfinite(found) else None
+        took = [row.get("per_update_s") for row in self.updates[:updates]]
+        return sum(took) if len(took) == updates and None not in took else None
 
 
 @dataclass(frozen=True)
@@ -159,20 +155,25 @@ class Point:
     solve_rate: float | None
 
 
-def read_updates(path: Path | None) -> pandas.DataFrame:
-    """One row per optimizer step; empty where there is no file, or nothing in it yet."""
-    import pandas
+def read_updates(path: Path | None) -> list[dict[str, Any]]:
+    """Rows with their figures as numbers, None where one is missing or not finite. A last row that
+    was cut short is left out; no rows where there is no file, or nothing in it yet."""
+    if path is None:
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    return [
+        {key: value if key in TEXT else number(value) for key, value in row.items()}
+        for row in csv.DictReader(whole)
+    ]
 
-    if path is None or not path.stat().st_size:
-        return pandas.DataFrame()
-    with path.open(encoding="utf-8", newline="") as file:
-        text = file.read()
-    whole = text[: text.rfind("\n") + 1]
-    if not whole:
-        return pandas.DataFrame()
-    import io
 
-    return pandas.read_csv(io.StringIO(whole), na_values=["nan", "NaN", "inf", "-inf"])
+def number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from results.sweep import load, name
+from results.load import load, name
 
 COMMON = 3e-4
 
@@ -36,19 +36,22 @@ class Trial:
 def trials(folder: Path) -> list[Trial]:
     """Of the finished runs below a sweep's folder. Raises ValueError where there is none, or where
     schedules had different trials: the comparison would not be an equal one."""
-    summaries, left_out = load(folder)
-    if left_out:
-        raise ValueError(f"{folder}: not every trial is whole: {'; '.join(left_out)}")
+    loaded = load(folder)
+    if not loaded.runs:
+        raise ValueError(f"{folder}: no finished run below it")
+    if loaded.left_out:
+        whole = "; ".join(map(str, loaded.left_out))
+        raise ValueError(f"{folder}: not every trial is whole: {whole}")
     found = [
         Trial(
-            name(s),
-            float(s["settings"]["schedule.learning_rate"]),
-            s["accuracy"]["final"],
-            s["accuracy"]["final_standard_error"],
-            s["updates"],
-            s["seed"],
+            name(run),
+            float(run.settings["schedule.learning_rate"]),
+            run.summary["accuracy"]["final"],
+            run.summary["accuracy"]["final_standard_error"],
+            run.summary["updates"],
+            run.seed,
         )
-        for s in summaries
+        for run in loaded.runs
     ]
     grids = defaultdict(set)
     for trial in found:

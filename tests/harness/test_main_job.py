@@ -244,7 +244,7 @@ def test_a_stream_that_secretly_waits_for_the_batch_is_found_out(run_job, tmp_pa
 
 
 def test_two_runs_can_be_drawn_side_by_side(stream_job, sync_job, tmp_path: Path):
-    from results.gantt import draw, load_update
+    from results.gantt import load_update, write
 
     updates = [load_update(job.folder, 2) for job in (sync_job, stream_job)]
     with (sync_job.folder / "updates.csv").open() as file:
@@ -253,7 +253,7 @@ def test_two_runs_can_be_drawn_side_by_side(stream_job, sync_job, tmp_path: Path
     assert {"generate", "exec", "start", "accumulate"} >= {n for _, n, *_ in updates[0]["bars"]} - {
         "collect", "verify", "stop", "step", "publish",
     }  # fmt: skip
-    draw(updates, tmp_path / "update.png")
+    write(updates, tmp_path / "update.png")
     assert (tmp_path / "update.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="update=3 is not in"):
         load_update(sync_job.folder, 3)

@@ -104,8 +104,8 @@ def test_crossed_intervals_hold_what_a_run_has_learnt_for_all_its_tasks():
 
 
 def test_the_stratified_interval_of_the_mean_has_the_right_width():
-    """Scores that are independent noise: drawing tasks and drawing runs each bring the variance that
-    scipy's bootstrap of single scores has."""
+    """Scores that are independent noise: drawing tasks and drawing runs each bring the variance
+    that scipy's bootstrap of single scores has."""
     scores = numpy.random.default_rng(3).random((20, 50))
     found = bootstrap(scores, stats.mean, crossed=False, resamples=4000)
     theirs = reference.bootstrap((scores.ravel(),), numpy.mean, method="percentile", rng=1)

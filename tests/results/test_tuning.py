@@ -30,6 +30,7 @@ def leave(folder: Path, schedule: str, learning_rate: float, final: float) -> No
     summary = {
         "status": "finished", "schedule": schedule, "release": None, "seed": 100, "updates": 10,
         "accuracy": {"final": final, "final_standard_error": 0.04},
+        "budget": {"kind": "trajectories", "limit": 640}, "time": {}, "idle": {}, "staleness": {},
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / ".hydra" / "config.yaml").write_text(f"schedule:\n  learning_rate: {learning_rate}\n")
@@ -51,6 +52,7 @@ def test_a_sweep_becomes_a_table_and_unequal_trials_are_refused(
         "| one_step_off | 0.0001 | 10 | 30.0% ± 4.0% | chosen |",
         "| one_step_off | 0.0003 | 10 | 20.0% ± 4.0% |  |",
     ]
+    (tmp_path / "none").mkdir()
     monkeypatch.setattr("sys.argv", ["results.tuning", str(tmp_path / "none")])
     assert main() == 2
     assert "no finished run" in capsys.readouterr().err
