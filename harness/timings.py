@@ -14,6 +14,7 @@ from harness.protocols import Group, Interval, Release, Trajectory, TurnCosts
 from harness.sequences import padded
 
 PASSES = ("capture", "accumulate")
+TURN_PASSES = ("extend", "finish")  # of one trajectory each, which together are one pass
 KEPT_UPDATES = 8  # a fit forgets what is older: a first update's cold caches, another neighbour
 
 
@@ -115,6 +116,18 @@ class UpdateTimings:
         wanted = set(names)
         return [(i.args["padded"], i.end_s - i.start_s) for i in self.intervals if i.name in wanted]
 
+    def by_turns(self) -> list[tuple[int, float]]:
+        """(padded tokens, seconds) of trajectories that were passed turn by turn: all of it."""
+        took_s: dict[str, float] = {}
+        padded_of: dict[str, int] = {}
+        for interval in self.intervals:
+            if interval.name in TURN_PASSES:
+                (name,) = interval.args["trajectories"]
+                took_s[name] = took_s.get(name, 0.0) + interval.end_s - interval.start_s
+                if interval.name == "finish":
+                    padded_of[name] = interval.args["padded"]
+        return [(tokens, took_s[name]) for name, tokens in padded_of.items()]
+
     def measured_s(self) -> dict[str, float]:
         """Trajectory id -> its share of the measured passes: rows of one pass are padded to one
         length, and share it equally."""
@@ -147,8 +160,9 @@ class History:
         return list(self._updates)
 
     def costs(self) -> Costs | None:
-        """Fitted to what is kept; None before the first backward pass."""
-        pooled = self._fit(*PASSES)
+        """Fitted to what is kept; None before the first backward pass. Where all trajectories were
+        passed turn by turn, a pass is what one of them took in all."""
+        pooled = self._fit(*PASSES) or fit([p for u in self._updates for p in u.by_turns()])
         if pooled is None:
             return None
         folds = [

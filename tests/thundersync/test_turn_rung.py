@@ -259,6 +259,22 @@ def test_the_bound_lets_a_turns_forward_part_start_when_its_tokens_are_there():
     assert found.t_star_s == pytest.approx(10 + 2 * 9.0 * (1 - FORWARD_SHARE))
 
 
+def test_where_only_turns_were_passed_a_pass_is_all_that_a_trajectory_took():
+    """Lost trajectories, which have no end, tell nothing."""
+    passes = [
+        Interval("learner/0", name, 0.0, seconds, {"trajectories": [i], "padded": padded})
+        for name, i, padded, seconds in (
+            ("extend", "0-0", 50, 0.3), ("extend", "0-1", 60, 0.5), ("extend", "0-1-lost", 9, 7.0),
+            ("finish", "0-0", 100, 0.7), ("finish", "0-1", 300, 2.5),
+        )
+    ]  # fmt: skip
+    update = replace(update_of(None), intervals=passes)
+    assert update.by_turns() == [(100, 1.0), (300, 3.0)]
+    found = run_of(update).timings.costs()
+    assert found.capture.seconds(200) == pytest.approx(2.0)
+    assert found.accumulate == found.capture
+
+
 # -- settings --------------------------------------------------------------------------------------
 
 
