@@ -50,6 +50,10 @@ class Distillation:
             advantages_N = self._discounted(advantages_N, [len(s.logprobs_N) for s in scores])
         return advantages_N * logprobs_N
 
+    def check(self, row: ScoredTokens) -> None:
+        """Raises ValueError for a row whose tokens are not all scored."""
+        _scores(row, self._top_k)
+
     def _discounted(self, advantages_N: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Sums over each row's own later tokens, in float64 whatever shares the pass."""
         values = advantages_N.double().tolist()

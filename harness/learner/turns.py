@@ -104,6 +104,8 @@ class Turns:
     def gradient(self, row: ScoredTokens) -> list[Buffers]:
         """The score gradient H of a trajectory whose tokens are fixed, and apart from it that of
         the reward-independent terms, where the objective has some. Nothing is held of it then."""
+        if self._scorer.distillation is not None:
+            self._scorer.distillation.check(row)
         running = self._take(row, ends=True)
         del self._running[row.trajectory_id]
         made, weight = running.made or self._zeros(), self._scorer.weight(row)
@@ -148,7 +150,7 @@ class Turns:
         if row.trajectory_id not in self._running:
             self._trajectories += 1
         running = self._running.setdefault(row.trajectory_id, _Running())
-        parts = spans(row)
+        parts, score = spans(row), None
         for number, (start, end) in enumerate(parts):
             if number in running.done:
                 continue
@@ -162,7 +164,10 @@ class Turns:
                 self._gradients.extend(name, *new, finishes)
                 running.fed = end
             if finishes:
-                self._finish(row, running, number, sum(row.action_mask_T[:start]))
+                score = score or self._scorer.in_pieces(row)  # once: it may take a pass of its own
+                before = sum(row.action_mask_T[:start])
+                self._finish(name, running, score, before)
+                running.done.add(number)
         self._hear()
         return running
 
@@ -178,9 +183,8 @@ class Turns:
         held = self._gradients.live_bytes + self._made_bytes
         return running.made is not None or self._limit is None or held <= self._limit
 
-    def _finish(self, row: ScoredTokens, running: _Running, number: int, before: int) -> None:
+    def _finish(self, name: str, running: _Running, score: Callable[..., Any], before: int) -> None:
         """The backward pass of a sequence; `before` action tokens are of earlier ones."""
-        score = self._scorer.in_pieces(row)
 
         def terms(first: int, logprobs_NV: torch.Tensor, targets_N: torch.Tensor) -> list[Any]:
             made = score(before + first, logprobs_NV, targets_N)
@@ -189,8 +193,7 @@ class Turns:
         if running.made is None:
             running.made = self._zeros()
             self._gradients.beside_bytes += self._made_bytes
-        done = self._gradients.finish_scored(f"{row.trajectory_id}/{number}", terms, running.made)
-        running.done.add(number)
+        done = self._gradients.finish_scored(name, terms, running.made)
         self._retained += done.retained_tokens
         self._rerun += done.rerun_tokens
 

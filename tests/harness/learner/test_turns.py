@@ -188,10 +188,13 @@ def test_what_the_teacher_has_not_scored_waits(learner):
 
 def test_a_trajectory_without_all_its_scores_is_an_error(learner):
     whole = row(6, cuts=False)
-    made = learner("opd")
-    made.extend(so_far(whole, 2))
-    with pytest.raises(ValueError, match="the teacher scored 9 of 12"):
-        made.accumulate([replace(whole, teacher=whole.teacher and whole.teacher.cut(0, 9))], [1.0])
+    assert whole.teacher is not None
+    twice = TeacherScores(2 * whole.teacher.logprobs_N)
+    for scores, said in ((whole.teacher.cut(0, 9), "9 of 12"), (twice, "24 of 12")):
+        made = learner("opd")
+        made.extend(so_far(whole, 2))
+        with pytest.raises(ValueError, match=f"0-6: the teacher scored {said}"):
+            made.accumulate([replace(whole, teacher=scores)], [1.0])
 
 
 def test_gradients_that_do_not_fit_wait_for_the_end(learner):
