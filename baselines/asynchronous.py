@@ -46,20 +46,25 @@ class Asynchronous:
         when the budget has no more updates."""
         self._hear(flow.ready(), run, flow, closed)
         while not self._enough(run, flow, closed):
-            event = await flow.next()
-            if event is None:
-                return []
-            self._hear([event, *flow.ready()], run, flow, closed)
+            heard = False
+            while not heard:  # nothing but a group's close can make it enough
+                event = await flow.next()
+                if event is None:
+                    return []
+                heard = self._hear([event, *flow.ready()], run, flow, closed)
         chosen = self._choose(run, flow, closed)
         closed[:] = [group for group in closed if group not in chosen]
         return chosen
 
-    def _hear(self, events: list[Event], run: FlowRun, flow: Flow, closed: list[Group]) -> None:
-        closed += [event.group for event in events if isinstance(event, GroupClosed)]
+    def _hear(self, events: list[Event], run: FlowRun, flow: Flow, closed: list[Group]) -> bool:
+        """Whether a group has closed."""
+        found = [event.group for event in events if isinstance(event, GroupClosed)]
+        closed += found
         if self._stale == "drop":
             for group in [g for g in closed if self._age(run, g) > self._bound]:
                 closed.remove(group)
                 flow.discard(group, "stale")
+        return bool(found)
 
     def _needs(self, run: FlowRun, flow: Flow, closed: list[Group]) -> list[tuple[int, int]]:
         """(version, how many of the groups begun at it or before this update has to take), so that

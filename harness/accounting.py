@@ -130,7 +130,7 @@ def _idle_pair(
         tracks, total = timeline.unions([*replicas, *ranks]), counted.engine
         shared = Counter(
             (replicas[d * len(replicas) // total], ranks[d * len(ranks) // total])
-            for d in range(max(total, len(ranks), len(replicas)))
+            for d in range(total)
         )
         busy = sum(
             overlap_s(union([*tracks[replica], *tracks[rank]]), inside) * devices

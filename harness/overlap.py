@@ -48,11 +48,23 @@ def _earliest_end_shared(jobs: Sequence[Job], learners: int) -> float:
     linear in t: its maxima lie at release times."""
     alone_s = max((j.release_s + j.cost_s for j in jobs), default=0.0)
 
-    def shared_s(t: float) -> float:
-        left = (max(0.0, j.cost_s - max(0.0, t - j.release_s)) for j in jobs)
-        return t + math.fsum(left) / learners
-
-    return max([alone_s, *(shared_s(j.release_s) for j in jobs)])
+    released = sorted(jobs, key=lambda j: j.release_s)
+    ends_s = sorted(j.release_s + j.cost_s for j in jobs)
+    to_come_s = math.fsum(j.cost_s for j in jobs)  # of what is released at t or later
+    begun_s, begun, over, bound_s = 0.0, 0, 0, alone_s
+    for n, job in enumerate(released):  # begun_s: release + cost of what is released and not over
+        t = job.release_s
+        while begun + over < n and released[begun + over].release_s < t:
+            earlier = released[begun + over]
+            to_come_s -= earlier.cost_s
+            begun_s += earlier.release_s + earlier.cost_s
+            begun += 1
+        while over < len(ends_s) and ends_s[over] < t:
+            begun_s -= ends_s[over]
+            begun -= 1
+            over += 1
+        bound_s = max(bound_s, t + (to_come_s + begun_s - begun * t) / learners)
+    return bound_s
 
 
 @dataclass(frozen=True)

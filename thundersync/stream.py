@@ -88,8 +88,9 @@ class Stream:
         taken: list[Trajectory] = []
         for _ in range(run.ranks):
             chunk = self._next_capture(run, hand)
-            if chunk:
-                hand.mark(chunk)
+            if not chunk:
+                break
+            hand.mark(chunk)
             taken += chunk
         return taken
 
