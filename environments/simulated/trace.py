@@ -12,6 +12,11 @@ from environments.protocols import UsageError
 from environments.simulated.workload import Plan, Turns
 
 
+def _tool_s(turn: dict[str, Any]) -> float:
+    """From the action to the moment when the next one can be asked for; 0 without a command."""
+    return turn["finished_s"] - turn["generated_s"] if turn["exec_s"] else 0.0
+
+
 def recorded_plan(line: dict[str, Any]) -> Plan:
     """The life behind a line of trajectories.jsonl; a turn's observation ends where the next
     turn's action begins."""
@@ -24,10 +29,11 @@ def recorded_plan(line: dict[str, Any]) -> Plan:
         turns=Turns(
             np.array([b - a for a, b in zip(starts, ends, strict=True)], dtype=np.int32),
             np.array(reads, dtype=np.int32),
-            np.array([turn["exec_s"] for turn in turns], dtype=np.float64),
+            np.array([_tool_s(turn) for turn in turns], dtype=np.float64),
         ),
         start_s=line["sandbox_start_s"],
-        verify_s=line["verify_s"],
+        # With what comes before and after: collecting its work, stopping its sandbox.
+        verify_s=line["reward_s"] - line["finished_s"] if line["end"] == "submit" else 0.0,
         reward=line["reward"],
         difficulty=line["difficulty"],
         end=line["end"],

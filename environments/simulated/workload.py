@@ -137,6 +137,7 @@ class DrawnWorkload:
         self._config, self._limits = config, limits
         self._blocks: OrderedDict[tuple[int, int, int, int], list[Plan]] = OrderedDict()
         self._tasks: OrderedDict[int, _Task] = OrderedDict()
+        self._longest = limits.max_new_tokens - (config.long_actions == "cut")
         classes = config.difficulties
         self._names = sorted(name for name, d in classes.items() if d.share > 0)
         shares = np.array([classes[name].share for name in self._names], dtype=np.float64)
@@ -206,7 +207,7 @@ class DrawnWorkload:
 
         own = draws.normals(block_of(_TURNS), 2 * width)
         actions = self._value("action_tokens", task, own[:, ::2])
-        actions = np.maximum(1, np.rint(actions)).astype(np.int64)
+        actions = np.maximum(1, np.rint(np.minimum(actions, self._longest))).astype(np.int64)
         observations = self._value("observation_tokens", task, own[:, 1::2])
         observations = np.rint(observations).astype(np.int64)
         tools_s = self._value("tool_s", task, draws.normals(block_of(_TOOLS, attempt), width))
@@ -221,7 +222,7 @@ class DrawnWorkload:
             plans.append(
                 _life(
                     task.difficulty, prompt, taken, end, actions[i], observations[i], tools_s[i],
-                    starts_s[i], verify_s[i], float(success[i]), limits,
+                    starts_s[i], verify_s[i], float(success[i]),
                 )
             )  # fmt: skip
         return plans
@@ -256,10 +257,9 @@ def _life(
     start_s: float,
     verify_s: float,
     reward: float,
-    limits: Limits,
 ) -> Plan:
     # Copies: a view would keep the whole block alive.
-    acted = np.minimum(actions[:taken], limits.max_new_tokens).astype(np.int32)
+    acted = actions[:taken].astype(np.int32)
     read, tool = observations[:taken].astype(np.int32), tools_s[:taken].copy()
     if taken:
         read[-1] = 0

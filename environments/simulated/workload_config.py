@@ -10,8 +10,9 @@ from environments.protocols import UsageError
 
 @dataclass
 class LogNormalConfig:
-    """exp(ln median + sigma z), z standard normal: mean median x exp(sigma^2 / 2). `icc` is the
-    share of z's variance that all trajectories of a task have in common."""
+    """exp(ln median + sigma z), z standard normal: its mean is median x exp(sigma^2 / 2). `icc` is
+    the share of z's variance that is the task's: all its trajectories, and all their turns, have
+    that part of z in common."""
 
     median: float = 1.0
     sigma: float = 0.0
@@ -30,10 +31,9 @@ class DifficultyConfig:
 
 @dataclass
 class WorkloadConfig:
-    """`name` none is no workload; trace=FILE replays the lives in a trajectories.jsonl instead of
-    drawing them. Tokens are counts, times seconds. The `icc` of turns, start_s and verify_s is
-    between a group's trajectories, as that of tokens; `turn_tokens` share theirs over a life's
-    turns. `sources` says of every number where it is from; 'assumed' says that it has no source."""
+    """`name` none is no workload; trace=FILE replays the lives of a trajectories.jsonl instead of
+    drawing them. Tokens are counts, times seconds; a prompt is its task's alone. `sources` says of
+    every number where it is from: a document, 'measured ...', or 'assumed'."""
 
     name: str = "none"
     trace: str | None = None
@@ -49,6 +49,8 @@ class WorkloadConfig:
     # intraclass correlation around the class's mean.
     reward_icc: float = 0.0
     failed_turns_factor: float = 1.0  # of a life that fails
+    # Actions of rollout.max_new_tokens or more end a life (end), or are cut and it goes on (cut).
+    long_actions: str = "end"
     growth_per_group: float = 0.0  # of the logarithm of the turns: a policy that learns to go on
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -65,9 +67,12 @@ class WorkloadConfig:
                 raise UsageError(f"workload.{key}.icc={draw.icc}: must be from 0 to 1")
         if not 0 <= self.reward_icc <= 1:
             raise UsageError(f"workload.reward_icc={self.reward_icc}: must be from 0 to 1")
-        for key in ("failed_turns_factor",):
-            if not getattr(self, key) > 0:
-                raise UsageError(f"workload.{key}={getattr(self, key)}: must be above 0")
+        if not self.failed_turns_factor > 0:
+            raise UsageError(
+                f"workload.failed_turns_factor={self.failed_turns_factor}: must be above 0"
+            )
+        if self.long_actions not in ("end", "cut"):
+            raise UsageError(f"workload.long_actions={self.long_actions}: must be end or cut")
         for name, difficulty in self.difficulties.items():
             key = f"workload.difficulties.{name}"
             if difficulty.share < 0 or not difficulty.turns_factor > 0:

@@ -19,6 +19,10 @@ class HardwareConfig:
     # Devices are threads of one process: one engine replica, and learner.ranks ranks. A thread more
     # adds its gain, a fraction of the first.
     threads: bool = False
+    # Engine, learner and sandboxes share so many cores (0: each has its own); a sandbox at work
+    # keeps `sandbox_cores` of one busy.
+    cores: int = 0
+    sandbox_cores: float = 0.0
     engine_thread_gain: float = 1.0
     learner_thread_gain: float = 1.0
     # A device.

@@ -126,6 +126,14 @@ class CostModel:
         rate = self._between_bytes_s(devices) * hardware.publish_efficiency
         return hardware.publish_s + self._weight_bytes / hardware.engine_tensor_parallel / rate
 
+    def contention(self, engine_threads: float, learner_threads: float, sandboxes: float) -> float:
+        """What a step or pass takes longer than alone, at least 1, while so many threads of engine
+        and learner (its own included) and sandboxes are busy: cores are shared fairly."""
+        if not self._hardware.cores:
+            return 1.0
+        wanted = engine_threads + learner_threads + self._hardware.sandbox_cores * sandboxes
+        return max(1.0, wanted / self._hardware.cores)
+
     def switch_s(self) -> float:
         """Engine and learner hand shared devices over, once."""
         return self._hardware.switch_s

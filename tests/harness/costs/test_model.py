@@ -140,3 +140,18 @@ def test_no_step_beats_either_roof(running: int, context: float) -> None:
     seconds = costs.decode_step_s(running, context)
     assert seconds >= (200 + 24 * context) / (0.5 * 1000) * (1 - 1e-12)
     assert seconds >= (200 * running + 48 * context) / (0.25 * 10_000) * (1 - 1e-12)
+
+
+def test_shared_cores_stretch_what_wants_more_of_them_than_there_are() -> None:
+    shared = model(cores=2, sandbox_cores=0.5)
+    assert shared.contention(1, 0, 2) == 1.0  # two wanted, two there
+    assert shared.contention(1, 1, 8) == 3.0
+    assert model().contention(4, 4, 1000) == 1.0  # cores of their own
+
+
+@given(st.floats(0, 4), st.floats(0, 4), st.floats(0, 100), st.floats(0, 100))
+def test_company_never_makes_faster(engine: float, learner: float, few: float, more: float) -> None:
+    shared = model(cores=2, sandbox_cores=0.5)
+    alone, beside = sorted((few, more))
+    assert shared.contention(engine, learner, alone) >= 1.0
+    assert shared.contention(engine, learner, alone) <= shared.contention(engine, learner, beside)
