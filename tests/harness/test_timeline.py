@@ -108,6 +108,38 @@ def test_the_trace_names_its_tracks_and_counts_microseconds(tmp_path: Path) -> N
     assert (closed["ph"], closed["ts"], closed["args"]) == ("i", 2e6, {"group": 1})
 
 
+def test_arrows_lead_from_a_trajectory_to_its_backwards(tmp_path: Path) -> None:
+    """0-1 was verified before its backward; 0-0 is captured while its verifier still runs; 0-2 has
+    no sandbox. Each end lies inside the interval that it hangs on."""
+    timeline = Timeline(100.0)
+    for resource, name, start_s, end_s, args in (
+        ("sandbox/00", "exec", 100.0, 101.0, {"trajectory": "0-0"}),
+        ("sandbox/00", "verify", 101.0, 109.0, {"trajectory": "0-0"}),
+        ("sandbox/01", "exec", 100.0, 102.0, {"trajectory": "0-1"}),
+        ("sandbox/01", "verify", 102.0, 103.0, {"trajectory": "0-1"}),
+        ("sandbox/01", "exec", 108.0, 109.0, {"trajectory": "0-1"}),
+        ("learner/0", "capture", 104.0, 105.0, {"trajectories": ["0-0", "0-1", "0-2"]}),
+        ("learner/0", "step", 106.0, 107.0, {}),
+    ):
+        timeline.add(Interval(resource, name, start_s, end_s, args))
+    timeline.write(tmp_path / "timeline.json")
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    arrows: dict[int, list] = {}
+    for e in events:
+        if e["ph"] in "sf":
+            arrows.setdefault(e["id"], []).append((e["ph"], names[e["tid"]], e["ts"]))
+            assert any(
+                x["ph"] == "X" and x["tid"] == e["tid"] and x["ts"] <= e["ts"] < x["ts"] + x["dur"]
+                for x in events
+            )
+    assert list(arrows.values()) == [
+        [("s", "sandbox/00", 4e6 - 1), ("f", "learner/0", 4e6)],
+        [("s", "sandbox/01", 3e6 - 1), ("f", "learner/0", 4e6)],
+    ]
+    assert {e["bp"] for e in events if e["ph"] == "f"} == {"e"}
+
+
 def test_a_hundred_thousand_intervals_are_no_burden(tmp_path: Path) -> None:
     draw = random.Random(0)
     timeline = Timeline(0.0)
