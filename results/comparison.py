@@ -42,12 +42,13 @@ class Row:
     def estimate(self, of: Figure) -> Estimate:
         return stats.t_interval(self.values(of))
 
-    def scores(self, phase: str = "final") -> numpy.ndarray | None:
-        """Runs x tasks: the share of solved samples, over the tasks that every run has; None
-        where there is none."""
+    def scores(self, phases: Sequence[str] | None = None) -> numpy.ndarray | None:
+        """Runs x tasks: the share of solved samples, over the tasks that every run has, in the
+        final evaluation or in one phase for each run; None where there is none."""
         import numpy
 
-        rates = [run.rates(phase) for run in self.runs]
+        phases = phases or ["final"] * len(self.runs)
+        rates = [run.rates(phase) for run, phase in zip(self.runs, phases, strict=True)]
         tasks = sorted(set.intersection(*map(set, rates))) if rates else []
         return numpy.array([[r[t] for t in tasks] for r in rates]) if tasks else None
 

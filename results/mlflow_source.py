@@ -5,9 +5,13 @@ A run's figures are its summary.json, an artifact; its files are fetched when a 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import shutil
 import tempfile
-from functools import partial
+from collections.abc import Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -84,19 +88,22 @@ def _one(client: Any, run: Any, name: str) -> Run | LeftOut:
     if run.info.status != "FINISHED":
         why = _STATUS.get(run.info.status, run.info.status)
         return LeftOut(name, f"status {why}", under_way=run.info.status == "RUNNING")
-    fetch = partial(_fetch, client, run)
     folder = _local(run)
+
+    def artifact(name: str) -> Path:
+        return folder / name if folder else Path(_download(client, run, name))
+
     try:
-        path = folder / "summary.json" if folder else Path(_download(client, run, "summary.json"))
-        one = read(name, path.read_text(encoding="utf-8"), fetch)
+        text = artifact("summary.json").read_text(encoding="utf-8")
     except (OSError, MlflowException):
         return LeftOut(name, "no summary.json among its artifacts")
+    one = read(name, text, partial(_fetch, client, run))
     if isinstance(one, Run):
-        one.settings = {key: _plain(value) for key, value in run.data.params.items()}
-        manifest = folder / "manifest.json" if folder else None
-        if manifest is not None and manifest.is_file():
-            one.manifest = read_object(manifest)
-            one.settings = dict(leaves(one.manifest.get("config", {}))) or one.settings
+        with contextlib.suppress(OSError, MlflowException):
+            one.manifest = read_object(artifact("manifest.json"))
+        config = one.manifest.get("config")
+        params = {key: _plain(value) for key, value in run.data.params.items()}
+        one.settings = dict(leaves(config)) if isinstance(config, Mapping) else params
     return one
 
 
@@ -126,15 +133,24 @@ def _fetch(client: Any, run: Any) -> Path | None:
         return folder
     from mlflow.exceptions import MlflowException
 
-    there = Path(tempfile.mkdtemp(prefix="results-"))
     try:
         for item in client.list_artifacts(run.info.run_id):
             if not item.is_dir:
-                client.download_artifacts(run.info.run_id, item.path, str(there))
+                _download(client, run, item.path)
     except MlflowException:
         return None
-    return there
+    return _copies() / run.info.run_id
 
 
 def _download(client: Any, run: Any, name: str) -> str:
-    return client.download_artifacts(run.info.run_id, name, tempfile.mkdtemp(prefix="results-"))
+    there = _copies() / run.info.run_id
+    there.mkdir(exist_ok=True)
+    return client.download_artifacts(run.info.run_id, name, str(there))
+
+
+@cache
+def _copies() -> Path:
+    """Where a server's files are copied to, for as long as this process lives."""
+    there = tempfile.mkdtemp(prefix="results-")
+    atexit.register(shutil.rmtree, there, ignore_errors=True)
+    return Path(there)

@@ -41,8 +41,7 @@ def curve(row: Row) -> list[tuple[float, float | None, Estimate]]:
     for points in zip(*curves, strict=False):
         rates = [p.solve_rate for p in points]
         estimate = stats.t_interval(rates)
-        phases = {p.phase for p in points}
-        scores = row.scores(phases.pop()) if len(phases) == 1 else None
+        scores = row.scores([p.phase for p in points])
         if scores is not None:
             estimate = stats.bootstrap(scores, stats.mean, resamples=1000)
         seconds = [p.seconds for p in points if p.seconds is not None]
@@ -120,8 +119,9 @@ def time_to_target(comparison: Comparison, target: float | None) -> Plot:
                       markerfacecolor="white", markersize=6)  # fmt: skip
     axis.set_yticks(range(len(times)), [row.label for row, _ in times])
     axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
     axis.set_xlim(left=0)
-    axis.set_xlabel("training time to the target, s")
+    axis.set_xlabel(f"training time to a solve rate of {target:.1%}, s")
     return figure, (
         f"Training time until evaluated weights first solved {target:.1%} of the held-out tasks; "
         "bars: Kaplan and Meier's median over seeds, points: seeds. An arrow is a seed that had "

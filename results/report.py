@@ -221,7 +221,7 @@ def _progress(left: LeftOut) -> dict[str, Any]:
     last = rows[-1] if rows else {}
     return {
         "run": left.name,
-        "updates": len(rows),
+        "updates": len(rows) if left.folder else None,
         "budget spent": last.get("budget_spent"),
         "last update, s": last.get("per_update_s"),
         "its mean reward": last.get("reward_mean"),

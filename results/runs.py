@@ -59,7 +59,7 @@ class Run:
         clock = "VIRTUAL clock (simulated)" if self.virtual else f"{self.summary['clock']} clock"
         return (
             f"{clock}, engine {self.summary['engine']}, sandbox {self.summary['sandbox']}, "
-            f"{self.summary['hardware']}, devices={total}"
+            f"{self.summary['hardware']}{f', {total} devices' if total else ''}"
         )
 
     def get(self, *keys: str) -> Any:

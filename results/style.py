@@ -76,10 +76,16 @@ def save(figure: Figure, stem: Path, ran_on: Sequence[str], virtual: bool) -> li
     lines = [line for place in ran_on for line in textwrap.wrap(place, _WRAP)]
     if virtual:
         lines.insert(0, "VIRTUAL TIME: simulated, not measured")
-    weight = "bold" if virtual else "normal"
+    figure.draw_without_rendering()  # an outside legend may reach below the figure's edge
+    figure.set_layout_engine("none")
+    for outside in figure.legends:  # else a tight box would take it along to its own edge
+        outside.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
+    to_figure = figure.transFigure.inverted()
+    edges = [to_figure.transform_bbox(x.get_window_extent()).y0 for x in figure.legends]
     figure.text(
-        0.01, -0.01, "\n".join(lines), va="top", fontsize=7, color="#333333", fontweight=weight
-    )
+        0.01, min([0.0, *edges]) - 0.02, "\n".join(lines), va="top", fontsize=7, color="#333333",
+        fontweight="bold" if virtual else "normal",
+    )  # fmt: skip
     files = [stem.with_suffix(".png"), stem.with_suffix(".pdf")]
     for file in files:
         figure.savefig(file, dpi=DPI, bbox_inches="tight", pad_inches=0.08)
