@@ -14,7 +14,7 @@ from results.tables import Table
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 0 auto;
-  max-width: 1100px; padding: 1.5rem; }
+  max-width: 1440px; padding: 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem;
   border-bottom: 1px solid #ddd; padding-bottom: .2rem; }
 h3 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
@@ -23,15 +23,16 @@ nav a { margin-right: 1rem; } a { color: #0059a8; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .55rem;
   border-bottom: 1px solid #e3e3e3; }
 th { border-bottom: 2px solid #888; background: #f6f6f6; }
-td.n { font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.on { min-width: 13rem; color: #444; }
+td.n { font-variant-numeric: tabular-nums; }
+td.on { min-width: 9rem; color: #444; }
 figure { margin: 0 0 2rem; } img { max-width: 100%; height: auto; display: block; }
 figcaption, .note { color: #333; font-size: .88rem; max-width: 75ch; }
 code, pre { font: .8rem/1.4 ui-monospace, monospace; background: #f4f4f4; }
 pre { padding: .6rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
 .virtual { border: 3px solid #a00; color: #a00; font-weight: bold; padding: .6rem; margin: 1rem 0; }
 .warning { border-left: 4px solid #c60; padding-left: .7rem; margin: .3rem 0; }
-@media print { nav { display: none; } figure, table { break-inside: avoid; } }
+@media print { nav { display: none; } table { font-size: .55rem; }
+  figure, table { break-inside: avoid; } }
 """
 
 
