@@ -41,6 +41,7 @@ _ONLY = {
     "evaluation.initial": (False, "nothing is learnt that could be evaluated"),
     "evaluation.final": (False, "nothing is learnt that could be evaluated"),
     "cluster.pin_cores": (False, "nothing runs on cores"),
+    "rollout.history_turns": (None, "no prompt is written, so that none is rewritten"),
     "learner.parallel": ("ddp", "ranks take whole trajectories"),
 }
 

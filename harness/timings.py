@@ -121,8 +121,9 @@ class UpdateTimings:
         took_s: dict[str, float] = {}
         padded_of: dict[str, int] = {}
         for interval in self.intervals:
-            if interval.name in TURN_PASSES:
-                (name,) = interval.args["trajectories"]
+            if interval.name not in TURN_PASSES:
+                continue
+            for name in interval.args.get("trajectories", ()):  # one; a simulated pass tells none
                 took_s[name] = took_s.get(name, 0.0) + interval.end_s - interval.start_s
                 if interval.name == "finish":
                     padded_of[name] = interval.args["padded"]

@@ -95,7 +95,7 @@ class ImaginedLearner:
     async def extend(self, trajectory: Trajectory, tokens: int) -> None:
         assert self._turns is not None, "turns of unknown cost are not played"
         begun = self._begun.setdefault(trajectory.trajectory_id, Begun())
-        self._batch.now_s += begun.extend(self._turns, tokens)
+        self._batch.now_s += begun.extend(self._turns, trajectory, tokens)
         live_bytes = sum(b.live_bytes(self._turns) for b in self._begun.values())
         self.live_bytes_peak = max(self.live_bytes_peak, live_bytes)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.protocols import Trajectory, TurnCosts
+from harness.sequences import padded, spans
 from harness.timings import Costs, PassCost
 
 _SCALED = ("whole", "kept_forward", "bare_forward", "backward", "rerun")
@@ -27,7 +28,7 @@ def beside(costs: Costs, trajectories: Sequence[Trajectory]) -> TurnCosts:
     turns = costs.turns
     if turns is None:
         raise ValueError("passes of turns were not measured")
-    tokens = statistics.fmean([len(t.tokens_T) for t in trajectories] or [1])
+    tokens = statistics.fmean([padded([t]) for t in trajectories] or [1])
     then_s = turns.whole.pass_s + turns.whole.token_s * tokens
     now_s = costs.capture.pass_s + costs.capture.token_s * tokens
     factor = now_s / then_s if then_s > 0 else 1.0
@@ -41,16 +42,27 @@ def _times(cost: PassCost, factor: float) -> PassCost:
 
 @dataclass
 class Begun:
-    """A trajectory's turns so far, in tokens of each forward pass."""
+    """A trajectory of which `fed` tokens were passed on: `passed` has the forward passes of its
+    last sequence. Earlier sequences are done."""
 
+    fed: int = 0
     passed: list[int] = field(default_factory=list)
 
-    def extend(self, costs: TurnCosts, tokens: int) -> float:
-        """Seconds of the forward pass up to `tokens`."""
-        new = tokens - sum(self.passed)
-        self.passed.append(new)
-        kept = new >= costs.retain_from
-        return (costs.kept_forward if kept else costs.bare_forward).seconds(new)
+    def extend(self, costs: TurnCosts, trajectory: Trajectory, tokens: int) -> float:
+        """Seconds of the passes up to `tokens`: forward, and backward of what is complete."""
+        seconds = 0.0
+        for start, end in spans(trajectory):
+            at, end = max(start, self.fed), min(end, tokens)
+            if at >= end:
+                continue
+            if at == start:
+                seconds += self._left_s(costs, sum(self.passed))
+                self.passed = []
+            kept = end - at >= costs.retain_from
+            seconds += (costs.kept_forward if kept else costs.bare_forward).seconds(end - at)
+            self.passed.append(end - at)
+            self.fed = end
+        return seconds
 
     def _kept(self, costs: TurnCosts) -> list[int]:
         return [n for n in self.passed if n >= costs.retain_from]
@@ -61,8 +73,20 @@ class Begun:
     def left_s(self, costs: TurnCosts, tokens: int) -> float:
         """Seconds that are left once all `tokens` are there: backward passes of kept graphs, and
         forward and backward passes of the rest."""
+        return self._left_s(costs, tokens - self.fed + sum(self.passed))
+
+    def _left_s(self, costs: TurnCosts, tokens: int) -> float:
         kept = self._kept(costs)
         rest = tokens - sum(kept)
         passes = -(-rest // _CHUNK_TOKENS)
         rerun_s = passes * costs.rerun.pass_s + rest * costs.rerun.token_s
         return rerun_s + sum(map(costs.backward.seconds, kept))
+
+
+def end_s(costs: TurnCosts, trajectory: Trajectory) -> float:
+    """Seconds that a trajectory leaves for its end where every turn was passed on when it was
+    there."""
+    begun = Begun()
+    for turn in trajectory.turns:
+        begun.extend(costs, trajectory, turn.action_end)
+    return begun.left_s(costs, len(trajectory.tokens_T))

@@ -19,9 +19,9 @@ from typing import Any, cast
 from harness.config import Config
 from harness.objectives.estimators import ESTIMATORS
 from harness.protocols import Batch, Release, Run
-from harness.timings import Costs, UpdateTimings
+from harness.timings import Costs, UpdateTimings, padded_tokens
 from thundersync.imagined import ImaginedBatch, ImaginedLearner, ImaginedRun
-from thundersync.imagined_turns import Begun, beside, lengths
+from thundersync.imagined_turns import beside, end_s, lengths
 
 LADDER: tuple[Release, ...] = ("batch", "group", "reward", "submit", "turn")  # less held, first
 START: Release = "group"  # nothing held, nothing wasted, and never later than batch
@@ -137,10 +137,8 @@ def _turns(updates: Sequence[UpdateTimings], costs: Costs) -> str:
     if costs.turns is None or not trajectories:
         return ""
     turns = beside(costs, trajectories)
-    whole_s = statistics.fmean(costs.capture.seconds(len(t.tokens_T)) for t in trajectories)
-    left_s = statistics.fmean(
-        Begun(list(lengths(t))).left_s(turns, len(t.tokens_T)) for t in trajectories
-    )
+    whole_s = statistics.fmean(costs.capture.seconds(padded_tokens([t])) for t in trajectories)
+    left_s = statistics.fmean(end_s(turns, t) for t in trajectories)
     return (
         f", a trajectory's end {whole_s * 1e3:.1f} ms whole and {left_s * 1e3:.1f} ms by turns "
         f"(of {statistics.fmean(n for t in trajectories for n in lengths(t)):.0f} tokens; graphs "

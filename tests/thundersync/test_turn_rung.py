@@ -28,7 +28,7 @@ from harness.protocols import (
 from harness.schedule_rules import check
 from harness.timings import Costs, PassCost, UpdateTimings
 from thundersync.hand import Hand
-from thundersync.imagined_turns import Begun, beside, lengths
+from thundersync.imagined_turns import Begun, beside, end_s, lengths
 from thundersync.recorded import RecordedRun
 from thundersync.release import choose, predict
 from thundersync.stream import Stream
@@ -246,9 +246,24 @@ def test_short_turns_are_run_again():
     assert list(lengths(trajectory)) == [10, 20, 30]
     held = Begun()
     for end in (10, 30, 60):
-        held.extend(costs, end)
+        held.extend(costs, trajectory, end)
     # 20 and 30 are kept; 10 and the 5 that come at the end are run again in one pass.
     assert held.left_s(costs, 65) == pytest.approx(0.15 + 2 * 0.1 + 50 * 0.02 / 3)
+
+
+def test_complete_sequences_leave_nothing_for_the_end():
+    """Turns of 10, 20 and 30 tokens, the last two of contexts of their own."""
+    costs = turn_costs(0.1)
+    trajectory = running(ends=(10, 30, 60))
+    trajectory.rewritten_at = [10, 30]
+    held = Begun()
+    took_s = [held.extend(costs, trajectory, end) for end in (10, 30, 60)]
+    forward, back = 0.01 / 3, 0.02 / 3
+    assert took_s == pytest.approx(
+        [10 * forward, 20 * forward + 0.1 + 10 * back, 30 * forward + 0.1 + 20 * back]
+    )
+    assert held.left_s(costs, 60) == end_s(costs, trajectory) == pytest.approx(0.1 + 30 * back)
+    assert held.live_bytes(costs) == 30 * costs.live_bytes
 
 
 def test_the_bound_lets_a_turns_forward_part_start_when_its_tokens_are_there():
