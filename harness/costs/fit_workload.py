@@ -84,8 +84,9 @@ def fit(lives: Sequence[Life], limits: Limits, measured: str) -> WorkloadConfig:
     UsageError where there are none."""
     if not lives:
         raise UsageError("runs: no trajectory with a reward; give runs with updates")
-    drawn = {name: log_normal(grouped(lives, values)) for name, values in VALUES.items()}
-    config = WorkloadConfig(name="calibrated", **drawn)
+    config = WorkloadConfig(name="calibrated")
+    for name, values in VALUES.items():
+        setattr(config, name, log_normal(grouped(lives, values)))
     config.difficulties = _difficulties(lives)
     config.reward_icc = _reward_correlation(lives)
     config.failed_turns_factor = _failed_factor(lives)
