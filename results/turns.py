@@ -3,7 +3,8 @@
     python -m results.turns BENCH.json [BENCH.json ...] out=turns.png
 
 A row of panels for each policy: learner seconds, seconds left after the last token, and peak
-memory, of every way against the number of turns. Several files of one policy are put together.
+memory, against the number of turns. Several files of one policy are put together; `recompute`,
+which is quadratic and would flatten the others, is left to the table.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 # Okabe and Ito's colours.
-WAYS = {"whole": "#000000", "retain": "#E69F00", "sweep": "#0072B2", "recompute": "#999999"}
+WAYS = {"whole": "#000000", "retain": "#E69F00", "sweep": "#0072B2"}
 PANELS = {
     "learner_s": "learner, s in all",
     "tail_s": "left after the last token, s",
@@ -59,8 +60,10 @@ def draw(found: Mapping[str, Sequence[Row]], out: Path) -> None:
                 turns, values = line(rows, way, column)
                 if turns:
                     axis.plot(turns, values, color=colour, marker="o", markersize=3, label=way)
+            counts = sorted({row["turns"] for row in rows})
             axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
+            axis.set_xticks(counts, [str(count) for count in counts])
+            axis.set_ylim(bottom=0)
             axis.set_title(f"{policy}: {title}", fontsize=9, loc="left")
             axis.set_xlabel("turns")
             axis.spines[["top", "right"]].set_visible(False)
