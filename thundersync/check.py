@@ -72,9 +72,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Without what is not there to choose."""
+        """Without what is not there to choose, and `shared`, which is the rule."""
         parts = astuple(self)
-        return "/".join(parts[: 4 if parts[4:] == ("", "shared") else None])
+        return "/".join(part for part in parts if part and part != "shared")
 
     @property
     def objective(self) -> tuple[str, str]:

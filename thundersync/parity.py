@@ -174,7 +174,7 @@ def describe(row: dict[str, Any]) -> str:
 def _played(row: dict[str, Any]) -> str:
     """The rung and the ledger's form, or the way of turns; ~ marks rewritten contexts."""
     how = row["way"] or row["form"]
-    return f"{row['release']:<7}{how}{'~' if row['context'] == 'rewritten' else ''} "
+    return f"{row['release']} {how}{'~' if row['context'] == 'rewritten' else ''} "
 
 
 def check_from_command_line() -> None:

@@ -104,7 +104,7 @@ ALL = [Case(*c) for c in itertools.product(ESTIMATORS, AGGREGATIONS, RELEASES, F
         if (c.release, c.form) == ("submit", "auto")
         or (c.estimator, c.aggregation) == ("mean_std_population", "token_mean")
     ],
-    ids=lambda c: f"{c.estimator}-{c.aggregation}-{c.release}-{c.form}",
+    ids=lambda c: c.name.replace("/", "-"),
 )
 def test_float64_agrees_to_rounding(float64, case):
     """With late rewards and lost trajectories, in weights, gradients and ledger of float64."""

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from harness.config import Config
 from harness.memory import ledger_plan
 from harness.protocols import Run, UsageError
 from thundersync import check as check_module
-from thundersync.check import FORMS, RELEASES, Case, Check, Shape, cases
+from thundersync.check import CONTEXTS, FORMS, RELEASES, WAYS, Case, Check, Shape, cases
 from thundersync.parity import Options, check_from_command_line, parse, select, table
 from thundersync.stream import Stream
 from thundersync.terms import DISTILLATIONS, variants
@@ -33,7 +34,10 @@ from thundersync.terms import DISTILLATIONS, variants
         ("size=two", "size=two: take a number of at least 3"),
         ("permutations=0", "permutations=0: take a number of at least 1"),
         ("cases=submit/*", "cases=submit/*: no such case"),
-        ("cases=turn", "cases=turn: no such case; take all, release, or a name such as batch_std"),
+        (
+            "cases=turns",
+            "cases=turns: no such case; take all, release, or a name such as batch_std",
+        ),
     ],
 )
 def test_a_mistake_is_named(argument: str, words: str) -> None:
@@ -73,7 +77,20 @@ def test_streamed_distillation_is_synchronous_distillation(dtype: str, policy: P
 def test_cases_are_chosen_by_part_by_name_and_by_wildcard() -> None:
     every = list(cases())
     assert select("all") == every
-    assert select("release") == [Case(release=r, form=f) for r in RELEASES for f in FORMS]
+    by_turns = [
+        Case(release="turn", way=way, context=context) for context in CONTEXTS for way in WAYS
+    ]
+    rewritten = [Case(release=r, context="rewritten") for r in ("batch", "submit")]
+    assert set(select("release")) == {
+        *(Case(release=r, form=f) for r in RELEASES for f in FORMS), *by_turns, *rewritten
+    }  # fmt: skip
+    assert {c.name for c in select("turn") if c.aggregation == "token_mean"} == {
+        "/".join([Case(release="turn").name, way, *shown])
+        for way in WAYS
+        for shown in ((), ("rewritten",))
+    }
+    without = parse(["objective=opd", "objective.discount=0.5"]).terms
+    assert not any(c.release == "turn" for c in select("all", without))
     assert {c.estimator for c in select("batch_std")} == {"batch_std"}
     assert select(f"submit,{Case().name}") == [
         c for c in every if c.release == "submit" or c == Case()
@@ -99,6 +116,20 @@ def test_the_table_has_a_row_per_case_and_the_paper_s_has_the_parameter_gap(qwen
     assert f"{result['trained_parameters']:,} trained parameters" in lines[0]
     assert result["tokens"] <= 8 * 20
     assert all(len(line) <= 80 for line in lines[2:])
+
+
+def test_a_check_of_turns_that_were_not_as_named_is_an_error(qwen3: Path, tmp_path: Path) -> None:
+    """Nothing was begun, or memory did what the case does not say."""
+    check = Check(qwen3, "float64", tmp_path, Shape(2, 4, 40))
+    retained = Case(release="turn", way="retain")
+    assert check.row(retained)["ok"]
+    assert check.row(replace(retained, way="bounded", context="rewritten"))["ok"]
+    config = check._config(replace(retained, way="whole"))
+    with pytest.raises(ValueError, match=r"turn/auto/retain: \d+ fallbacks"):
+        check._streamed(retained, config, [check._groups["shared"]])
+    config = check._config(Case(release="submit"))
+    with pytest.raises(ValueError, match="no turn was begun"):
+        check._streamed(retained, config, [check._groups["shared"]])
 
 
 def test_a_check_leaves_the_weights_as_it_found_them(qwen3: Path, tmp_path: Path) -> None:
@@ -177,11 +208,13 @@ def test_every_case_has_an_order_of_its_own(qwen3: Path, tmp_path: Path) -> None
 
     def order(case: Case) -> list[str]:
         draw = random.Random(case.name)
-        batch = check._adversarial(check._groups, draw, check._config(case))
+        batch = check._adversarial(check._groups[case.context], draw, check._config(case))
         return [repr(event) for event in batch.ready()]
 
-    orders = [order(case) for case in cases()]
-    assert orders == [order(case) for case in cases()]
+    # The first events of turns may have to be waited for.
+    known = [case for case in cases() if case.release != "turn"]
+    orders = [order(case) for case in known]
+    assert orders == [order(case) for case in known]
     assert len({tuple(o) for o in orders}) > 0.5 * len(orders)
     assert {len(o) for o in orders} == {1, 2, 3, 4}
 
