@@ -62,6 +62,9 @@ class Comparison:
         if not runs:
             raise ValueError("no finished run to compare")
         check_comparable(runs, swept)
+        names = {name(run) for run in runs}
+        if baseline not in {BASELINE, *names}:
+            raise ValueError(f"baseline={baseline}: there are {'; '.join(sorted(names))}")
         self.runs, self.baseline = list(runs), baseline
         self._shared = shared_settings(self.runs)
 

@@ -182,7 +182,7 @@ def test_a_page_is_written_again_while_a_run_goes_on(make_run, tmp_path: Path):
     watcher.start()
 
     def page_has(text: str) -> bool:
-        for _ in range(1200):
+        for _ in range(4000):
             path = out / "report.html"
             if path.is_file() and text in path.read_text():
                 return True
@@ -194,7 +194,7 @@ def test_a_page_is_written_again_while_a_run_goes_on(make_run, tmp_path: Path):
         file.write("2,2,15,25,12.5,1,9,0.875,0.6,0.6,40,2 3,,,\n")
     assert page_has("<td>0.875</td>")
     (folder / "summary.json").write_text(summary)
-    watcher.join(120)
+    watcher.join(250)
     assert not watcher.is_alive()
     text = (out / "report.html").read_text()
     assert "http-equiv" not in text and "Under way" not in text and "Main comparison" in text

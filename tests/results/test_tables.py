@@ -102,6 +102,16 @@ def test_a_repeat_is_no_other_seed(make_run, tmp_path: Path):
         assert compare(tmp_path).rows
 
 
+def test_another_baseline_is_named_as_its_row_is(make_run, tmp_path: Path):
+    make_run("0", "sync", 0, 8.0)
+    make_run("1", "stream", 0, 4.0)
+    runs = load(tmp_path / "runs").runs
+    table = learning(Comparison(runs, baseline="stream, release=reward"), None)
+    assert texts(table, "stream, release=reward / schedule, update time") == ["1", "0.50"]
+    with pytest.raises(ValueError, match="baseline=strem: there are stream, release=reward; sync"):
+        Comparison(runs, baseline="strem")
+
+
 def test_what_was_not_measured_is_no_figure(make_run, tmp_path: Path):
     none = {"time": {"per_update_s": None, "tail_s": None}, "idle": {}, "trajectories_lost": None}
     make_run("0", "sync", 0, 8.0)
