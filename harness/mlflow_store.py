@@ -7,15 +7,17 @@ machine sees that its process is gone and marks it KILLED.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.config import TrackingConfig
 
+_DIGEST = 36  # characters that MLflow keeps of a data set's digest
 _HOST, _PID, _BORN = "harness.host", "harness.pid", "harness.process_started"
 
 
@@ -73,7 +75,7 @@ class Store:
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         os.environ["GIT_PYTHON_REFRESH"] = "quiet"
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-        uri = tracking.uri or default_uri()
+        self.uri = uri = tracking.uri or default_uri()
         local = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
         with _alone(local) if local else contextlib.nullcontext():
             import logging
@@ -84,7 +86,7 @@ class Store:
             self._client = MlflowClient(tracking_uri=uri)
             artifacts = (local.parent / "mlartifacts").absolute().as_uri() if local else None
             found = self._client.get_experiment_by_name(tracking.experiment)
-            self._experiment = (
+            self.experiment_id = (
                 found.experiment_id
                 if found
                 else self._client.create_experiment(tracking.experiment, artifacts)
@@ -101,7 +103,7 @@ class Store:
 
     def start(self, name: str, tags: dict[str, str]) -> str:
         """A new run's id."""
-        return self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
+        return self._client.create_run(self.experiment_id, tags=tags, run_name=name).info.run_id
 
     def params(self, run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
@@ -122,6 +124,38 @@ class Store:
 
     def artifacts(self, run_id: str, folder: Path) -> None:
         self._client.log_artifacts(run_id, str(folder))
+
+    def inputs(self, run_id: str, found: Iterable[Mapping[str, str]]) -> None:
+        """What a run was fed with: `name`, `split`, `sha256` and `context` of each data set."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    name=f"{one['name']}/{one['split']}",
+                    digest=one["sha256"][:_DIGEST],
+                    source_type="thundersync",
+                    source=json.dumps(dict(one)),
+                ),
+                [InputTag("mlflow.data.context", one["context"])],
+            )
+            for one in found
+        ]
+        if inputs:
+            self._client.log_inputs(run_id, datasets=inputs)
+
+    def system_monitor(self, run_id: str) -> Any:
+        """Logs the machine's load under `system/` from now on, in a thread of its own, until its
+        `finish()`."""
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        monitor = SystemMetricsMonitor(run_id, tracking_uri=self.uri)
+        monitor.start()
+        return monitor
+
+    def started_ns(self, run_id: str) -> int:
+        """Of the run, since the epoch."""
+        return self._client.get_run(run_id).info.start_time * 1_000_000
 
     def end(self, run_id: str, status: str, tag: str) -> None:
         self._client.set_tag(run_id, "status", tag)

@@ -6,6 +6,7 @@ neither may delay an update.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -50,6 +51,23 @@ def _tags(config: Config) -> dict[str, str]:
     }
 
 
+def data_sets(config: Config, folder: Path) -> list[dict[str, str]]:
+    """What the run trained on and was evaluated on, with the hashes of its manifest; none before
+    there is one."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return []
+    hashes = json.loads(path.read_text(encoding="utf-8")).get("data", {})
+    contexts = {config.env.split: "training", config.env.eval_split: "evaluation"}
+    return [
+        {"name": f"{config.env.name}/{key.rpartition('/')[0]}", "split": split, "sha256": sha256,
+         "context": context}
+        for split, context in contexts.items()
+        for key, sha256 in hashes.items()
+        if key.rpartition("/")[2] == split
+    ]  # fmt: skip
+
+
 class MlflowTracker:
     """One job's run. What goes wrong later than `ready` is logged: the run's folder is whole."""
 
@@ -59,6 +77,7 @@ class MlflowTracker:
         self._open = threading.Event()
         self._error: Exception | None = None
         self._last_step = 0
+        self._monitor: Any = None
         self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
         self._thread.start()
 
@@ -97,6 +116,11 @@ class MlflowTracker:
             self._open.set()
             return
         self._open.set()
+        try:
+            if self._config.tracking.system_metrics:
+                self._monitor = store.system_monitor(run_id)
+        except Exception as error:
+            self._error = error
         while True:
             verb, *arguments = self._work.get()
             try:
@@ -120,9 +144,16 @@ class MlflowTracker:
     ) -> None:
         """The run ends with its status even where its last figures or files cannot be stored."""
         try:
+            if self._monitor is not None:
+                self._monitor.finish()
             store.tags(run_id, tags)
             store.metrics(run_id, self._last_step, dict(final))
+            store.inputs(run_id, data_sets(self._config, folder))
             store.artifacts(run_id, folder)
+            if self._config.tracking.traces > 0:
+                from harness.mlflow_traces import log_traces
+
+                log_traces(store, run_id, folder, self._config.tracking.traces)
         finally:
             store.end(run_id, _STATUS[status], status)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,64 @@ def test_none_logs_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     tracker.close("finished", {}, tmp_path)
     assert isinstance(tracker, NoTracker)
     assert list(tmp_path.iterdir()) == []
+
+
+def _trajectory_line(**more: object) -> dict[str, object]:
+    turn = {
+        "action_start": 5, "action_end": 9, "started_s": 1.0, "generated_s": 2.0,
+        "finished_s": 2.5, "exec_s": 0.5, "exit_code": 0, "timed_out": False,
+    }  # fmt: skip
+    return {
+        "trajectory_id": "0-3", "task_id": "mini__a", "group": 0, "index": 3, "attempt": 0,
+        "end": "submit", "tokens": 9, "started_s": 0.5, "finished_s": 2.5, "reward_s": 4.0,
+        "verify_s": 1.0, "reward": 1.0, "infrastructure_error": None, "turns": [turn],
+    } | more  # fmt: skip
+
+
+def test_data_sets_and_turns_are_told_when_asked_for(uri: str, tmp_path: Path) -> None:
+    """What it was trained on and evaluated on, with their hashes; a trace a trajectory."""
+    config = compose([f"tracking.uri={uri}", "tracking.experiment=told", "tracking.traces=2"])
+    data = {"mini/train": "a" * 64, "mini/eval": "b" * 64, "mini/fit": "c" * 64}
+    (tmp_path / "manifest.json").write_text(json.dumps({"data": data}))
+    lost = _trajectory_line(trajectory_id="0-4", infrastructure_error="exec", reward=None,
+                            reward_s=None, verify_s=0.0, turns=[])  # fmt: skip
+    lines = [_trajectory_line(), lost, _trajectory_line(trajectory_id="0-5")]
+    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    tracker = open_tracker(config, "told")
+    tracker.close("finished", {}, tmp_path)
+    run, client = _runs(uri)["told"], MlflowClient(uri)
+    assert run.info.status == "FINISHED"
+    found = {(i.tags[0].value, i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs}
+    assert found == {
+        ("training", "swebench/mini/train", "a" * 36),
+        ("evaluation", "swebench/mini/eval", "b" * 36),
+    }
+    traces = client.search_traces(experiment_ids=[run.info.experiment_id])
+    spans = {t.data.spans[0].name: t.data.spans for t in traces}
+    assert set(spans) == {"trajectory 0-3", "trajectory 0-4"}
+    one = spans["trajectory 0-3"]
+    assert [s.name for s in one] == ["trajectory 0-3", "turn 1", "generate", "tool call", "verify"]
+    lengths = [(s.end_time_ns - s.start_time_ns) / 1e9 for s in one]
+    assert lengths == pytest.approx([3.5, 1.5, 1.0, 0.5, 1.0], abs=1e-6)
+    assert {t.info.request_metadata["mlflow.sourceRun"] for t in traces} == {run.info.run_id}
+
+
+def test_the_machine_s_load_is_sampled_unless_it_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    (tmp_path / "run").mkdir()
+    for wanted in ("true", "false"):
+        tracker = open_tracker(
+            compose([f"tracking.uri={uri}", f"tracking.system_metrics={wanted}"]), wanted
+        )
+        tracker.ready()
+        time.sleep(2.0)
+        tracker.close("finished", {}, tmp_path / "run")
+    runs = _runs(uri)
+    assert 0 <= runs["true"].data.metrics["system/cpu_utilization_percentage"] <= 100
+    assert not [m for m in runs["false"].data.metrics if m.startswith("system/")]
 
 
 @pytest.mark.slow
