@@ -105,6 +105,7 @@ async def open_simulated(
     from environments.simulated.environment import Simulated
     from environments.simulated.sandbox import SimulatedProvider
     from environments.simulated.workload import Limits, make_workload
+    from harness.contention import Cores
     from harness.costs.select import cost_model
     from harness.engines.simulated import SimulatedEngine
     from harness.learner.simulated import SimulatedLearner
@@ -116,14 +117,22 @@ async def open_simulated(
     facts = {"workload": json.dumps(asdict(config.workload), sort_keys=True)}
     environment = Simulated(config.env, workload, config.seed, facts)
     why = f"VIRTUAL: durations of workload={config.workload.name} on {costs.label}"
+    cores = None
+    if costs.shares_cores:
+        devices = config.schedule.engine_devices, config.schedule.learner_devices
+        cores = Cores(costs.contention, clock, *devices)
     provider = SimulatedProvider(
-        clock, why, config.sandbox.max_parallel, config.sandbox.start_parallel
+        clock,
+        why,
+        config.sandbox.max_parallel,
+        config.sandbox.start_parallel,
+        None if cores is None else cores.sandbox,
     )
     say(why)
     if costs.assumed:
         say(f"VIRTUAL: assumed, without a source: {', '.join(costs.assumed)}")
     engine = SimulatedEngine(
-        costs, clock, replicas=costs.engine_replicas, slots=config.engine.slots
+        costs, clock, replicas=costs.engine_replicas, slots=config.engine.slots, cores=cores
     )
     colocated = config.schedule.placement == "colocated"
     learner = SimulatedLearner(
@@ -135,6 +144,7 @@ async def open_simulated(
         form=ledger_form(config),
         bucket_cap=config.ledger.bucket_cap or rollout.group_size,
         switch_s=costs.switch_s() if colocated else 0.0,
+        cores=cores,
     )
     try:
         yield Parts(clock, environment, provider, engine, learner, None, None)

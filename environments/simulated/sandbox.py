@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,19 @@ class SimulatedSpec(SandboxSpec):
     life: Life | None = None
 
 
+class _AtWork:
+    """While a sandbox's processes run; any number of them."""
+
+    def __init__(self, busy: Callable[[int], None]) -> None:
+        self._busy = busy
+
+    def __enter__(self) -> None:
+        self._busy(1)
+
+    def __exit__(self, *unused: object) -> None:
+        self._busy(-1)
+
+
 class SimulatedSandbox:
     """`exec` takes the tool time of the turn that its life is at."""
 
@@ -35,14 +48,15 @@ class SimulatedSandbox:
         self.sandbox_id = sandbox_id
         self._life = life
         self._provider: SimulatedProvider | None = provider
-        self._time = provider.time
+        self._time, self._at_work = provider.time, provider.at_work
 
     async def exec(
         self, command: str, *, timeout_s: float, max_output_bytes: int = 65536
     ) -> ExecResult:
         life = self._life
         took_s = min(life.turn.tool_s, timeout_s)
-        await self._time.sleep(took_s)
+        with self._at_work:
+            await self._time.sleep(took_s)
         life.may_fail(COMMANDS, life.number)
         timed_out = life.turn.tool_s > timeout_s
         return ExecResult("", None if timed_out else 0, took_s, timed_out)
@@ -67,16 +81,22 @@ class SimulatedSandbox:
 
 class SimulatedProvider:
     """At most `max_parallel` sandboxes at once, agents' and verifiers', of which `start_parallel`
-    may be starting."""
+    may be starting. `busy` is told 1 when one begins to work and -1 when it ends."""
 
     kind = "simulated"
 
     def __init__(
-        self, time: Time, why: str, max_parallel: int, start_parallel: int | None = None
+        self,
+        time: Time,
+        why: str,
+        max_parallel: int,
+        start_parallel: int | None = None,
+        busy: Callable[[int], None] | None = None,
     ) -> None:
         self.time = time
         self.why = why
         self.counters = SandboxCounters()
+        self.at_work: AbstractContextManager[Any] = nullcontext() if busy is None else _AtWork(busy)
         self._places = time.semaphore(max_parallel)
         self._starts: AbstractAsyncContextManager[Any] = (
             nullcontext() if start_parallel is None else time.semaphore(start_parallel)
@@ -88,7 +108,8 @@ class SimulatedProvider:
         self.counters.created += 1
         try:
             async with self._starts:
-                await self.time.sleep(spec.life.plan.start_s)
+                with self.at_work:
+                    await self.time.sleep(spec.life.plan.start_s)
             spec.life.may_fail(STARTS, 0)
         except BaseException:
             self.stopped()
@@ -100,7 +121,8 @@ class SimulatedProvider:
         await self._places.acquire()
         self.counters.created += 1
         try:
-            await self.time.sleep(seconds)
+            with self.at_work:
+                await self.time.sleep(seconds)
         finally:
             self.stopped()
 

@@ -126,6 +126,11 @@ class CostModel:
         rate = self._between_bytes_s(devices) * hardware.publish_efficiency
         return hardware.publish_s + self._weight_bytes / hardware.engine_tensor_parallel / rate
 
+    @property
+    def shares_cores(self) -> bool:
+        """Whether engine, learner and sandboxes slow one another down."""
+        return self._hardware.cores > 0
+
     def contention(self, engine_threads: float, learner_threads: float, sandboxes: float) -> float:
         """What a step or pass takes longer than alone, at least 1, while so many threads of engine
         and learner (its own included) and sandboxes are busy: cores are shared fairly."""

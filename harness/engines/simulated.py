@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from harness.contention import Cores
 from harness.protocols import Completion, Generation, Interval, VersionSpan
 from harness.virtual import Future, Timer, VirtualClock
 
@@ -57,8 +58,13 @@ class Replica:
     """One model, `slots` requests at once and keys and values of `capacity` tokens, which sessions
     between two turns keep until others need the room."""
 
-    def __init__(self, name: str, costs: DecodeCosts, clock: VirtualClock, slots: int) -> None:
+    def __init__(
+        self, name: str, costs: DecodeCosts, clock: VirtualClock, slots: int, cores: Cores | None
+    ) -> None:
         self._name, self._costs, self._clock, self._slots = name, costs, clock, slots
+        self._cores = cores
+        if cores is not None:
+            cores.listen(self._changed)
         self._capacity = costs.context_capacity_tokens
         self._version = 0
         self._running: list[tuple[float, int, _Request]] = []  # a heap, with what was released
@@ -131,11 +137,12 @@ class Replica:
         self._held += size - own
         cached = min(own, request.prompt - 1)
         new = request.prompt - cached
-        self._reads_until_s = max(now, self._reads_until_s) + self._costs.prefill_s(new, cached)
-        self._read += new
         if not self._count:
+            self._at_work(1)
             self._busy_from_s = now
             self._service = self._offset = 0.0
+        self._reads_until_s = max(now, self._reads_until_s) + self._prefill_s(new, cached)
+        self._read += new
         self._count += 1
         self._number += 1
         request.running, request.joined = True, self._service
@@ -151,6 +158,7 @@ class Replica:
         request.running = False
         if not self._count:
             self._running.clear()
+            self._at_work(-1)
             self._close_interval()
 
     def _made(self, request: _Request) -> int:
@@ -162,6 +170,20 @@ class Replica:
         request.answer.set(Completion(tokens, [], request.spans, finish))
 
     # -- time --------------------------------------------------------------------------------------
+
+    def _at_work(self, more: int) -> None:
+        if self._cores is not None:
+            self._cores.engine(more)
+
+    def _changed(self) -> None:
+        """Shared cores are busier, or less: what is left takes another time."""
+        if self._count:
+            self._advance()
+            self._plan()
+
+    def _prefill_s(self, new: int, cached: int) -> float:
+        took_s = self._costs.prefill_s(new, cached)
+        return took_s if self._cores is None else took_s * self._cores.factor
 
     def _advance(self) -> None:
         """Bring the service time up to now."""
@@ -186,6 +208,8 @@ class Replica:
         left = running[0][0] - self._service
         context = self._offset + self._count * (self._service + left / 2)
         self._step_s = self._costs.decode_step_s(self._count, context)
+        if self._cores is not None:
+            self._step_s *= self._cores.factor
         self._due_s = max(self._clock.time_s, self._reads_until_s) + max(0.0, left) * self._step_s
         if self._due_s < self._timer_s:
             if self._timer is not None:
@@ -233,7 +257,7 @@ class Replica:
                 request.note(self._version, self._made(request))
                 context = request.prompt + request.made
                 start_s = max(self._clock.time_s, self._reads_until_s)
-                self._reads_until_s = start_s + self._costs.prefill_s(context, 0)
+                self._reads_until_s = start_s + self._prefill_s(context, 0)
                 self._read += context
         self._held -= sum(self._cached.values())
         self._cached.clear()
@@ -259,10 +283,19 @@ class SimulatedEngine:
     """The Engine protocol over replicas; a session stays on the one that had fewest at first."""
 
     def __init__(
-        self, costs: DecodeCosts, clock: VirtualClock, *, replicas: int, slots: int
+        self,
+        costs: DecodeCosts,
+        clock: VirtualClock,
+        *,
+        replicas: int,
+        slots: int,
+        cores: Cores | None = None,
     ) -> None:
+        """`cores` are those that it shares with others; none where it has its own."""
         self._clock = clock
-        self._replicas = [Replica(f"engine/{i}", costs, clock, slots) for i in range(replicas)]
+        self._replicas = [
+            Replica(f"engine/{i}", costs, clock, slots, cores) for i in range(replicas)
+        ]
         self._loads = [0] * replicas
         self._least = [(0, i) for i in range(replicas)]  # a heap, with loads that have changed
         self._places: dict[str, int] = {}

@@ -12,12 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Protocol
 
+from harness.contention import Cores, Workbench
 from harness.learner.counted import CountedLedger
 from harness.learner.placement import alike_together, parts, split
 from harness.packing import pack
 from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats, Trajectory
 from harness.timeline import blocked
 from harness.virtual import VirtualClock
+
+PASSES = ("accumulate", "capture", "extend")  # what shared cores slow down
 
 
 class LearnerCosts(Protocol):
@@ -41,7 +44,8 @@ class LearnerCosts(Protocol):
 class SimulatedLearner:
     """The Learner protocol without weights. `chunk_tokens` bounds a rank's passes where there are
     several ranks, as for the real one. Colocated, the devices come from the engine before an
-    update's first work and go back after its last, `switch_s` each way."""
+    update's first work and go back after its last, `switch_s` each way. On `cores` that others
+    share, passes take longer while those are at work."""
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class SimulatedLearner:
         form: str,
         bucket_cap: int,
         switch_s: float = 0.0,
+        cores: Cores | None = None,
     ) -> None:
         self._costs, self._clock, self._ranks = costs, clock, ranks
         self._chunk_tokens = chunk_tokens if ranks > 1 else None
@@ -68,6 +73,7 @@ class SimulatedLearner:
         self._intervals: list[Interval] = []
         self._switch_s = switch_s
         self._here = False  # whether shared devices are the learner's
+        self._shared = None if cores is None else Workbench(cores, clock)
         self._names = [f"learner/{rank}" for rank in range(ranks)]
         self._version = 0
 
@@ -77,10 +83,17 @@ class SimulatedLearner:
         """Ranks side by side, until the last is done."""
         if not self._here:
             await self._switch(True)
-        start_s = self._clock.time_s
-        await self._clock.sleep(max(seconds.values(), default=0.0))
+        start_s, longest_s = self._clock.time_s, max(seconds.values(), default=0.0)
+        slower = 1.0
+        if self._shared is not None and name in PASSES and longest_s:
+            await self._shared.work(longest_s)
+            slower = (self._clock.time_s - start_s) / longest_s
+        else:
+            await self._clock.sleep(longest_s)
         self._intervals += [
-            Interval(self._names[rank], name, start_s, start_s + took_s, args.get(rank, {}))
+            Interval(
+                self._names[rank], name, start_s, start_s + took_s * slower, args.get(rank, {})
+            )
             for rank, took_s in seconds.items()
         ]
 
