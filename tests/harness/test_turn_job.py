@@ -37,7 +37,12 @@ def intervals(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_the_update_is_the_synchronous_one(turn_job):
-    assert (turn_job.summary["parity"]["checked"], turn_job.summary["parity"]["ok"]) == (1, True)
+    """To float32's rounding. A trajectory of many sequences fills a pass by itself: the control has
+    nothing to pack otherwise, and is no measure (docs/turn_gradients.md); float64 is exact
+    (tests/harness/learner/test_turns.py)."""
+    parity = turn_job.summary["parity"]
+    assert parity["checked"] == 1
+    assert parity["gradient_relative_error_max"] < 1e-5
 
 
 def test_old_turns_are_elided_and_every_token_is_scored(turn_job):
