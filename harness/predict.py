@@ -2,7 +2,7 @@
 
     python -m harness.predict published=results/reference/published.json out=FOLDER [only=PREFIX]
 
-Runs the cases below in virtual time, one after the other, and writes predictions.md and
+Runs the cases below in virtual time and writes predictions.md and
 predictions.json into FOLDER. `given` is what of a row's circumstances, or of its own figures, the
 model was told; no figure in the `published` column was. Constants are those of the presets
 (docs/cost_model.md), fixed before a row is run: a miss is a result.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import entry
-from harness.protocols import InfrastructureError, UsageError
+from harness.protocols import UsageError
+from harness.virtual_jobs import made_by, settings, side_by_side, simulate
 
 KEYS = ("published", "out", "only")
 UPDATES = 8  # of each run, the first of which fills the pipeline of an asynchronous one
@@ -93,32 +93,21 @@ def _lookup(content: Any, key: str) -> float:
     return float(content)
 
 
-def simulate(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    """The summary of one virtual run, whose folder stays. Raises UsageError where it was refused,
-    InfrastructureError where it broke."""
-    command = [
-        sys.executable, "-m", "harness.run", "env=simulated", "tracking=none",
-        "budget.kind=updates", f"budget.limit={UPDATES}", f"hydra.run.dir={folder}", *overrides,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or ["no word"]
-        if done.returncode == 2:
-            raise UsageError(said[0])
-        raise InfrastructureError("start", f"{' '.join(overrides)}: {said[0]}")
-    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-
-
 def predict(published: Any, folder: Path, only: str) -> list[dict[str, Any]]:
     """A row for each case whose key begins with `only`; equal overrides are run once."""
-    summaries: dict[tuple[str, ...], dict[str, Any]] = {}
+    cases = [case for case in CASES if case.key.startswith(only)]
+    if not cases:
+        raise UsageError(f"only={only}: no case begins so; there is: {CASES[0].key}, ...")
+    first = {case.overrides: case for case in reversed(cases)}
+
+    def play(case: Case) -> dict[str, Any]:
+        print(f"{case.key}: {' '.join(case.overrides)}", file=sys.stderr, flush=True)
+        budget = ("budget.kind=updates", f"budget.limit={UPDATES}")
+        return simulate([*budget, *case.overrides], folder / case.key)
+
+    summaries = dict(zip(first, side_by_side(play, list(first.values())), strict=True))
     rows = []
-    for case in CASES:
-        if not case.key.startswith(only):
-            continue
-        if case.overrides not in summaries:
-            print(f"{case.key}: {' '.join(case.overrides)}", file=sys.stderr, flush=True)
-            summaries[case.overrides] = simulate(case.overrides, folder / case.key)
+    for case in cases:
         summary = summaries[case.overrides]
         wanted, found = _lookup(published, case.key), _lookup(summary, case.quantity)
         rows.append(
@@ -126,8 +115,6 @@ def predict(published: Any, folder: Path, only: str) -> list[dict[str, Any]]:
             | {"published": wanted, "predicted": found, "error": found / wanted - 1,
                "hardware": summary["hardware"], "clock": summary["clock"]}
         )  # fmt: skip
-    if not rows:
-        raise UsageError(f"only={only}: no case begins so; there is: {CASES[0].key}, ...")
     return rows
 
 
@@ -146,29 +133,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _settings(arguments: Sequence[str]) -> dict[str, str]:
-    found = {"only": ""}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in KEYS:
-            raise UsageError(f"{argument}: no such setting; there is: {', '.join(KEYS)}")
-        found[key] = value
-    for key in ("published", "out"):
-        if not found.get(key):
-            raise UsageError(f"{key}: missing; python -m harness.predict published=FILE out=FOLDER")
-    return found
-
-
 def predict_from_command_line() -> None:
-    settings = _settings(sys.argv[1:])
-    file, folder = Path(settings["published"]).expanduser(), Path(settings["out"]).expanduser()
+    usage = "python -m harness.predict published=FILE out=FOLDER"
+    given = settings(sys.argv[1:], KEYS, ("published", "out"), usage)
+    file, folder = Path(given["published"]).expanduser(), Path(given["out"]).expanduser()
     try:
         published = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"published={file}: {error}; give published.json") from error
     folder.mkdir(parents=True, exist_ok=True)
-    rows = predict(published, folder.resolve(), settings["only"])
-    (folder / "predictions.md").write_text(table(rows), encoding="utf-8")
+    rows = predict(published, folder.resolve(), given.get("only", ""))
+    arguments = [a for a in sys.argv[1:] if not a.startswith("out=")]
+    head = f"# Published figures and predicted ones\n\n{made_by('harness.predict', arguments)}\n"
+    (folder / "predictions.md").write_text(head + table(rows), encoding="utf-8")
     (folder / "predictions.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     print(table(rows), file=sys.stderr)
     entry.closing_line(rows)
