@@ -14,7 +14,7 @@ from typing import Any
 from harness.cluster.devices import Devices, devices
 from harness.config import Config
 from harness.protocols import VersionSpan
-from harness.timeline import Timeline, Window, blocked, length_s, overlap_s, union
+from harness.timeline import Timeline, Window, blocked, length_s, union
 
 ENGINE = "engine/0"
 ALIVE = "alive"  # a trajectory's life, from its sandbox's start to its end
@@ -127,13 +127,13 @@ def _idle_pair(
 ) -> float:
     """Of the devices of engine and learner."""
     if counted.placement == "colocated":
-        tracks, total = timeline.unions([*replicas, *ranks]), counted.engine
+        total = counted.engine
         shared = Counter(
             (replicas[d * len(replicas) // total], ranks[d * len(ranks) // total])
             for d in range(total)
         )
         busy = sum(
-            overlap_s(union([*tracks[replica], *tracks[rank]]), inside) * devices
+            timeline.busy_together_s(replica, rank, inside) * devices
             for (replica, rank), devices in shared.items()
         )
         return max(0.0, 1.0 - busy / shared.total() / length_s(inside))

@@ -61,14 +61,19 @@ class Timeline:
         """`now` is the clock that intervals are told in."""
         self.origin_s = origin_s
         self._now = now
-        self.intervals: list[Interval] = []
+        self._intervals: list[Interval] = []
         self._instants: list[tuple[str, str, float, dict[str, Any]]] = []
 
+    @property
+    def intervals(self) -> Sequence[Interval]:
+        """In the order of their coming."""
+        return self._intervals
+
     def add(self, interval: Interval) -> None:
-        self.intervals.append(interval)
+        self._intervals.append(interval)
 
     def extend(self, intervals: Iterable[Interval]) -> None:
-        self.intervals.extend(intervals)
+        self._intervals.extend(intervals)
 
     @contextlib.contextmanager
     def busy(self, resource: str, name: str, **args: Any) -> Iterator[None]:
@@ -99,6 +104,11 @@ class Timeline:
         """Busy seconds inside the windows, summed over the resources; overlaps count once each."""
         inside = union(windows)
         return sum(overlap_s(busy, inside) for busy in self.unions(resources).values())
+
+    def busy_together_s(self, one: str, other: str, windows: Iterable[Window]) -> float:
+        """Seconds inside the windows in which either resource was busy."""
+        tracks = self.unions([one, other])
+        return overlap_s(union([*tracks[one], *tracks[other]]), union(windows))
 
     def idle_fraction(self, resources: Sequence[str], windows: Iterable[Window]) -> float | None:
         """1 - busy / available over the windows; None where there is nothing to be idle."""

@@ -96,6 +96,8 @@ class Hand:
         a signal for certain, and the more of its rewards are known and equal, the likelier it has
         none and its captures are wasted. Among equals those that share a pass with the most others,
         then the oldest."""
+        if not self.released:  # after most events
+            return []
         alike: Counter[tuple[int, float | None]] = Counter(
             (t.group, t.reward) for t in self.released if t.reward is not None
         )

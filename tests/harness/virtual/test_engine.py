@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -146,9 +145,7 @@ def test_a_released_request_is_answered_with_what_it_has(toy: Any) -> None:
     ),
     st.integers(1, 3),
 )
-def test_work_is_conserved(
-    toy: Any, requests: list[tuple[int, int, int]], slots: int
-) -> None:
+def test_work_is_conserved(toy: Any, requests: list[tuple[int, int, int]], slots: int) -> None:
     """Without a cost of reading and with steps that take one second whoever runs, nobody is done
     before its own tokens, nobody after all tokens one by one; all tokens are made."""
     world = World(toy(), slots=slots)

@@ -124,14 +124,16 @@ def test_what_a_life_is_does_not_depend_on_the_schedule(tmp_path: Path) -> None:
 
 
 def test_streamed_updates_keep_their_bounds(tmp_path: Path) -> None:
-    """T* <= T (math.md section 3), whatever is released when; nothing beats the work."""
+    """T* <= T (math.md section 3), whatever is released when; nothing beats the work. A row's T*
+    rests on a straight line through the passes' costs, and these bend: within two thousandths
+    (test_rungs.py has the bound on costs that are known)."""
     for name, seed in itertools.product(("group", "reward", "submit"), range(3)):
         run = Run(
             tmp_path / f"{name}{seed}", "schedule=stream", f"schedule.release={name}",
             f"seed={seed}", "hardware.train_efficiency=0.05",
         )  # fmt: skip
         for row in run.rows:
-            assert float(row["t_star_s"]) <= float(row["t_s"]) + 1e-6
+            assert float(row["t_star_s"]) <= float(row["t_s"]) * 1.002
         (learner,) = {json.loads(run.text("summary.json"))["time"]["learner_busy_s"]}
         assert learner <= run.config.learner.ranks * run.summary["time"]["training_s"] + 1e-6
 
