@@ -9,7 +9,7 @@ from pathlib import Path
 from results import stats
 from results.comparison import Comparison, Row
 from results.runs import Run
-from results.tables import FINAL, NONE, UPDATE_S, Cell, Table, figure, summary_figure
+from results.tables import FINAL, NONE, SHARE, UPDATE_S, Cell, Table, figure, summary_figure
 
 PUBLISHED = Path(__file__).with_name("reference") / "published.json"
 # What was varied -> its value in a run; None where the run has no such thing.
@@ -56,11 +56,11 @@ def _ablation(
                 Cell(mark + row.label),
                 Cell(row.ran_on),
                 Cell(str(len(row.runs)), len(row.runs)),
-                figure(row.estimate(FINAL), "{:.1f}", 100, " %"),
+                figure(row.estimate(FINAL), "{:.1f}", 100, SHARE),
                 figure(row.estimate(UPDATE_S)),
                 figure(row.estimate(summary_figure("time", "tail_s"))),
                 Cell("1", 1.0) if own else figure(speedup),
-                figure(row.estimate(summary_figure("idle", "learner")), "{:.0f}", 100, " %"),
+                figure(row.estimate(summary_figure("idle", "learner")), "{:.0f}", 100, SHARE),
                 figure(row.estimate(summary_figure("overlap_efficiency"))),
                 figure(row.estimate(summary_figure("ledger", "buffers_peak")), "{:.1f}"),
                 figure(row.estimate(summary_figure("ledger", "bytes_peak")), "{:.1f}", 1e-6),

@@ -18,6 +18,7 @@ from results.runs import Run
 from results.stats import Estimate, Reached
 
 NONE = "-"
+SHARE = " %"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ def figure(estimate: Estimate, form: str = "{:.2f}", by: float = 1.0, unit: str 
     if estimate.interval is None:
         return Cell(text, value)
     low, high = (edge * by for edge in estimate.interval)
+    if unit == SHARE:  # of few seeds, Student's interval reaches beyond what a share can be
+        low, high = max(0.0, low), min(100.0, high)
     return Cell(f"{text} ({form.format(low)} to {form.format(high)})", value, (low, high))
 
 
@@ -146,8 +149,8 @@ def learning(comparison: Comparison, target: float | None) -> Table:
             [
                 *_head(row),
                 figure(row.estimate(summary_figure("updates")), "{:.1f}"),
-                figure(row.estimate(INITIAL), "{:.1f}", 100, " %"),
-                figure(row.estimate(FINAL), "{:.1f}", 100, " %"),
+                figure(row.estimate(INITIAL), "{:.1f}", 100, SHARE),
+                figure(row.estimate(FINAL), "{:.1f}", 100, SHARE),
                 Cell(NONE) if own else figure(difference, "{:+.1f}", 100),
                 Cell(NONE if own else stats.verdict(difference)),
                 reached_cell(reached(row, target), len(row.runs)),
@@ -179,7 +182,7 @@ def resources(comparison: Comparison) -> Table:
         *HEAD, "tail, s", "rollout, s", "learner idle", "engine idle", "devices idle",
         "staleness, versions", "staleness, max", "overlap efficiency", "trajectories lost",
     )  # fmt: skip
-    rows = []
+    rows: list[Sequence[Cell]] = []
     for row in comparison.rows:
         oldest = _known(row.values(summary_figure("staleness", "max")))
         lost = _known(row.values(summary_figure("trajectories_lost")))
@@ -190,7 +193,7 @@ def resources(comparison: Comparison) -> Table:
                 figure(row.estimate(summary_figure("time", "tail_s"))),
                 figure(row.estimate(summary_figure("time", "rollout_s"))),
                 *(
-                    figure(row.estimate(summary_figure("idle", of)), "{:.0f}", 100, " %")
+                    figure(row.estimate(summary_figure("idle", of)), "{:.0f}", 100, SHARE)
                     for of in ("learner", "engine", "devices")
                 ),
                 figure(row.estimate(summary_figure("staleness", "mean"))),
@@ -226,10 +229,10 @@ def statistics_table(comparison: Comparison) -> Table:
                 *_head(row),
                 Cell(str(scores.shape[1]), scores.shape[1]),
                 *(
-                    figure(stats.bootstrap(scores, of), "{:.1f}", 100, " %")
+                    figure(stats.bootstrap(scores, of), "{:.1f}", 100, SHARE)
                     for of in stats.STATISTICS.values()
                 ),
-                figure(stats.bootstrap(scores, stats.mean, crossed=False), "{:.1f}", 100, " %"),
+                figure(stats.bootstrap(scores, stats.mean, crossed=False), "{:.1f}", 100, SHARE),
                 better,
             ]
         )

@@ -45,6 +45,8 @@ def test_figures_by_hand(make_run, tmp_path: Path):
     own, other = column(table, "after - sync's, points")
     assert own.text == "-" and other.text == "+12.5 (-146.3 to +171.3)"
     assert texts(table, "told apart?")[1].startswith("not resolved; about 11 seeds")
+    # 43.75 +- 79.4 %: a share is cut at what it can be.
+    assert texts(table, "solve rate after")[0] == "43.8 % (0.0 to 100.0)"
     # 8/4 and 10/10.
     assert column(table, SPEEDUP)[1].value == pytest.approx(math.sqrt(2))
     # Reached 0.5 at the end (40 s), never, at the end, at the end.
