@@ -6,7 +6,7 @@ many intervals and instants, and says how many it leaves out.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,8 +39,8 @@ class CompactTimeline(Timeline):
         self._exchanges: list[Interval] = []
         self._alive: list[Window] = []
         self._lives: list[Window] = []  # not in `_alive` yet
-        self._busy_s: Counter[str] = Counter()
-        self._held_s: Counter[str] = Counter()
+        self._busy_s: defaultdict[str, float] = defaultdict(float)
+        self._held_s: defaultdict[str, float] = defaultdict(float)
         self._sandboxes: set[str] = set()
 
     @property
