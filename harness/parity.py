@@ -2,25 +2,49 @@
 
 Source: math.md section 6. Before its optimizer step the schedule's update is set aside; the same
 trajectories at the same weights are accumulated with their final advantages as the synchronous
-schedule would, and then with rows permuted and packed otherwise: the control. The time this takes
-is outside the budget, idle and per-update figures (`time.parity_s`).
+schedule would, and then with rows permuted and packed otherwise: the control. Where an agent's
+context was rewritten each sequence is a row: a trajectory of several may fill a pass by itself, and
+whole it would leave nothing to permute but a few sums. The time this takes is outside the budget,
+idle and per-update figures (`time.parity_s`).
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from harness.config import ParityConfig
 from harness.objectives.grpo import Grpo
 from harness.protocols import Batch, Learner, ParityFigures, Trajectory
-from harness.sequences import padded
+from harness.sequences import padded, spans
 
 GRADIENT_FACTOR = 3.0  # the streamed error may be this many times the control
 GAP_FACTOR = 5.0
 FEWEST_ROWS = 3  # two rows have one sum, in whatever order: no control
 COLUMNS = tuple(ParityFigures.__dataclass_fields__)
+
+
+def apart(trajectory: Trajectory) -> list[Trajectory]:
+    """Its sequences as trajectories of their own and of its name, each of whose tokens weighs what
+    it does in the whole; for an objective in which that does not depend on the others."""
+    if not trajectory.rewritten_at:
+        return [trajectory]
+    mask_T, teacher = trajectory.action_mask_T, trajectory.teacher
+    made: list[Trajectory] = []
+    for start, end in spans(trajectory):
+        acted = sum(mask_T[:start]), sum(mask_T[:end])
+        part = replace(
+            trajectory,
+            tokens_T=trajectory.tokens_T[start:end],
+            action_mask_T=mask_T[start:end],
+            behaviour_logprobs_T=trajectory.behaviour_logprobs_T[start:end],
+            teacher=teacher and teacher.cut(*acted),
+            rewritten_at=[],
+            part_of=trajectory.action_tokens,
+        )
+        made.append(part)
+    return made
 
 
 def pack_permuted(
@@ -86,6 +110,8 @@ class ParityChecks:
         """Recompute the update that the learner has accumulated; `chunks` packs what has a gradient
         as the synchronous schedule does."""
         rows = [t for chunk in chunks for t in chunk]
+        if not self._objective.whole:
+            rows = [part for t in rows for part in apart(t)]
         if len(rows) < FEWEST_ROWS:
             return ParityFigures(None, None, None, None)
         known = {

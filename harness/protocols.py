@@ -104,7 +104,8 @@ class Trajectory:
     tokens under objective=opd: of a prefix of them while it runs, of all when it has finished.
     `rewritten_at` is where the agent's context was rewritten (history elided): from there on the
     tokens are a sequence of its own, a whole new prompt first; what that repeats of earlier actions
-    is not scored again.
+    is not scored again. `part_of` is |o_i| of the whole trajectory where this is a part of one: a
+    parity check's control makes some.
     """
 
     trajectory_id: str
@@ -130,6 +131,7 @@ class Trajectory:
     verify_s: float = 0.0
     teacher: TeacherScores | None = None
     rewritten_at: list[int] = field(default_factory=list)
+    part_of: int | None = None
 
     @property
     def action_tokens(self) -> int:

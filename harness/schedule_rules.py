@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.config import Config, ScheduleConfig
+from harness.objectives import whole
 from harness.protocols import UsageError
 
 _KEYS = (
@@ -43,7 +44,7 @@ def _release(schedule: ScheduleConfig) -> None:
 
 def whole_trajectories(config: Config) -> Iterator[str]:
     """Why turns have no gradient of their own under these settings, each with a way out."""
-    objective, learner, weights = config.objective, config.learner, config.objective.importance
+    learner = config.learner
     if learner.ranks > 1:
         yield (
             f"learner.ranks={learner.ranks}: a running trajectory's turns stay in one process, and "
@@ -54,22 +55,7 @@ def whole_trajectories(config: Config) -> Iterator[str]:
             f"learner.device={learner.device}: turn gradients were never run on a GPU; take "
             "learner.device=cpu"
         )
-    if objective.name == "opd" and objective.discount:
-        yield (
-            f"objective.discount={objective.discount}: a token's weight needs the turns that "
-            "follow, and schedule.release=turn does not wait for them; take objective.discount=0"
-        )
-    if weights.kind != "none" and weights.level == "sequence":
-        yield (
-            "objective.importance.level=sequence: a token's weight needs all of its trajectory's; "
-            "take objective.importance.level=token"
-        )
-    clip = objective.clip
-    if weights.kind != "none" and (clip.kind, clip.form) == ("gspo", "sequence"):
-        yield (
-            "objective.clip.form=sequence: a token's weight is the mean of its trajectory's; take "
-            "objective.clip.form=token"
-        )
+    yield from whole.whole_trajectories(config.objective)
 
 
 def _overlapping(config: Config) -> None:

@@ -24,6 +24,7 @@ from harness.config import Config, ObjectiveConfig
 from harness.learner.torch_learner import TorchLearner
 from harness.objectives import opd
 from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
+from harness.objectives.whole import whole_trajectories
 from harness.parity import GAP_FACTOR, GRADIENT_FACTOR
 from harness.parts import learner_options
 from harness.policy.load import load_for_training
@@ -189,7 +190,8 @@ class Check:
     ) -> InlineLearner:
         """The synchronous schedule; with a seed, on permuted rows and chunks."""
         batches = [RecordedBatch(g, arrival(g, seed or 0), burst=3) for g in groups]
-        packing = pack if seed is None else permuted_packing(seed)
+        whole = next(whole_trajectories(config.objective), None) is not None
+        packing = pack if seed is None else permuted_packing(seed, whole)
         return self._play(load(SYNC), config, batches, packing)
 
     def _streamed(self, case: Case, config: Config, groups: list[list[Group]]) -> InlineLearner:

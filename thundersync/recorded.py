@@ -18,6 +18,7 @@ from harness.learner.client import scored
 from harness.learner.torch_learner import TorchLearner
 from harness.objectives import opd
 from harness.packing import abreast, pack
+from harness.parity import apart
 from harness.protocols import (
     FoldSpec,
     Group,
@@ -170,14 +171,15 @@ def play(
     return learner
 
 
-def permuted_packing(seed: int) -> Pack:
-    """Packing for the control: rows in random order, random chunk sizes."""
+def permuted_packing(seed: int, whole: bool = False) -> Pack:
+    """Packing for the control: rows in random order, random chunk sizes. A row is a sequence; a
+    trajectory where `whole` (the objective's: no part of it has a gradient of its own)."""
     generator = random.Random(seed)
 
     def pack_permuted(
         trajectories: Sequence[Trajectory], chunk_tokens: int
     ) -> list[list[Trajectory]]:
-        rows = list(trajectories)
+        rows = [row for t in trajectories for row in ([t] if whole else apart(t))]
         generator.shuffle(rows)
         chunks = []
         while rows:

@@ -32,7 +32,8 @@ from harness.protocols import (
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """The part of a trajectory that a learner needs: exactly the engine's tokens."""
+    """The part of a trajectory that a learner needs: exactly the engine's tokens. `part_of` is the
+    number of generated tokens of the whole trajectory where this is a part of one."""
 
     trajectory_id: str
     group: int
@@ -42,6 +43,7 @@ class ScoredTokens:
     behaviour_logprobs_T: list[float] | None = None
     teacher: TeacherScores | None = None
     rewritten_at: list[int] = field(default_factory=list)
+    part_of: int | None = None
 
 
 def scored(
@@ -61,6 +63,7 @@ def scored(
         rewritten_at=[
             at for at in trajectory.rewritten_at if at < (tokens or len(trajectory.tokens_T))
         ],
+        part_of=trajectory.part_of,
     )
 
 

@@ -121,7 +121,7 @@ class Scorer:
 
     def weight(self, row: ScoredTokens) -> float:
         """Of each of a trajectory's tokens, by the aggregation."""
-        return self._weight(sum(row.action_mask_T))
+        return self._weight(sum(row.action_mask_T) if row.part_of is None else row.part_of)
 
     def in_pieces(self, row: ScoredTokens) -> Callable[..., Score]:
         """Scores a trajectory a few action tokens at a time, at coefficient and weight 1: a

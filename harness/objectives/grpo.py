@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from harness.config import ObjectiveConfig
 from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS, centred, deviation
+from harness.objectives.whole import whole_trajectories
 from harness.protocols import Group, Trajectory, UsageError
 
 LIMITS = ("token_limit", "context_limit", "turn_limit", "time_limit")
@@ -43,6 +44,8 @@ class Grpo:
         self._filters = config.dynamic_sampling == "filter"
         kl_in_loss = config.kl.coefficient > 0.0 and config.kl.place == "loss"
         self.regularised = kl_in_loss or config.entropy.coefficient > 0.0
+        self.whole = next(whole_trajectories(config), None) is not None
+        """Whether a token's weight depends on all of its trajectory, rewritten or not."""
 
     def advantages(self, rewards_G: Sequence[float]) -> list[float]:
         """One advantage per trajectory. Degenerate means max == min, never a small deviation; then,

@@ -13,11 +13,13 @@ import torch
 from harness.budget import Budget
 from harness.config import BudgetConfig, Config, ParityConfig
 from harness.learner.torch_learner import TorchLearner
+from harness.objectives import opd
 from harness.objectives.grpo import Grpo
 from harness.parity import ParityChecks, holds, pack_permuted
 from harness.parts import learner_options
 from harness.policy.load import resolve
 from harness.protocols import Group, ParityFigures, Trajectory
+from harness.sequences import spans
 from harness.training import pack
 from thundersync.recorded import InlineLearner, RecordedBatch
 from thundersync.synthetic import synthetic_groups
@@ -169,6 +171,52 @@ def test_a_check_leaves_nothing_behind(tmp_path):
     accumulated(learner, batch)
     run_check(learner, batch)
     assert learner._bench is None
+
+
+class Heard:
+    """A learner that writes down which rows each update of a check is made of."""
+
+    def __init__(self) -> None:
+        self.updates: list[list[Trajectory]] = [[]]
+
+    async def parity_begin(self, normaliser: float) -> None:
+        assert normaliser > 0
+
+    async def accumulate(self, rows: list[Trajectory], coefficients: list[float]) -> None:
+        assert len(rows) == len(coefficients)
+        self.updates[-1] += rows
+
+    async def parity_add(self) -> None:
+        self.updates.append([])
+
+    async def parity_end(self) -> ParityFigures:
+        return ParityFigures(0.0, 1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.5])
+def test_a_control_permutes_sequences_where_a_token_weighs_the_same_in_each(discount):
+    """A trajectory of several fills a pass by itself. Under a discount it is one row."""
+    groups = synthetic_groups(1, 128, (0.0, 1.0), 2, rewritten=True)
+    batch, learner, config = judged(groups), Heard(), Config()
+    config.objective.name, config.objective.discount = "opd", discount
+    objective = opd.make(config.objective, 6)
+    checks = ParityChecks(ParityConfig(1, 3), learner, objective)  # pyright: ignore
+    learnt = [t for g in batch.groups for t in g.trajectories]
+    asyncio.run(checks.check(batch, 9.0, pack(learnt, 64), 64))  # pyright: ignore
+    reference, *controls = learner.updates[:-1]
+    assert reference != learnt and sorted(map(id, reference)) == sorted(map(id, learnt))
+    sequences = [
+        (t.trajectory_id, t.tokens_T[a:b], t.action_tokens) for t in learnt for a, b in spans(t)
+    ]
+    assert len(sequences) > len(learnt)
+    assert len(controls) == 3
+    for rows in controls:
+        if discount:
+            assert sorted(map(id, rows)) == sorted(map(id, learnt))
+        else:
+            parts = [(t.trajectory_id, t.tokens_T, t.part_of or t.action_tokens) for t in rows]
+            assert sorted(parts) == sorted(sequences)
+            assert not any(t.rewritten_at for t in rows)
 
 
 def test_two_rows_have_no_control(tmp_path):

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from harness.config import Config
-from harness.learner.client import ScoredTokens
+from harness.learner.client import ScoredTokens, scored
 from harness.learner.torch_learner import TorchLearner
-from harness.protocols import FoldSpec, TeacherScores
+from harness.parity import apart as as_rows
+from harness.protocols import FoldSpec, TeacherScores, Trajectory
 from harness.sequences import spans
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -120,6 +121,24 @@ def test_a_rewritten_trajectory_is_the_sum_of_its_sequences(name: str, learner):
     for part in apart(whole):
         alone.accumulate([part], [0.7])
     alone.accumulate([others], [-0.4])
+    assert error(direction(together), direction(alone)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_control_s_rows_are_its_sequences(name: str, learner):
+    """Each token weighs what it does in the whole, though that is by |o_i| of all sequences."""
+    whole, others = row(1), row(2, cuts=False)
+    made = Trajectory(
+        whole.trajectory_id, "t", "easy", 0, 1, 1, tokens_T=whole.tokens_T,
+        action_mask_T=whole.action_mask_T, behaviour_logprobs_T=whole.behaviour_logprobs_T or [],
+        teacher=whole.teacher, rewritten_at=whole.rewritten_at,
+    )  # fmt: skip
+    rows = [scored(part, behaviour=True) for part in as_rows(made)]
+    assert [len(r.tokens_T) for r in rows] == [8, 16, 8]
+    together, alone = learner(name), learner(name)
+    together.accumulate([whole, others], [0.7, -0.4])
+    alone.accumulate([rows[2], others, rows[0]], [0.7, -0.4, 0.7])
+    alone.accumulate([rows[1]], [0.7])
     assert error(direction(together), direction(alone)) <= 1e-12
 
 
