@@ -73,6 +73,7 @@ class Store:
     def __init__(self, tracking: TrackingConfig) -> None:
         os.environ.pop("MLFLOW_RUN_ID", None)  # inherited, it would name somebody else's run
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # of a server; JSON ends it
         os.environ["GIT_PYTHON_REFRESH"] = "quiet"
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         self.uri = uri = tracking.uri or default_uri()

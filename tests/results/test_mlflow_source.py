@@ -58,7 +58,11 @@ def server(where: Path) -> Iterator[str]:
         yield uri
     finally:
         os.killpg(process.pid, 15)
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait(60)
 
 
 def same_as_folders(loaded, folder: Path) -> None:
@@ -109,12 +113,13 @@ def test_what_is_not_there_is_one_line(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_an_experiment_on_a_server(make_run, tmp_path: Path):
+def test_an_experiment_on_a_server(make_run, tmp_path: Path, capsys):
     folders = [make_run(f"{n}", s, detailed=True) for n, s in enumerate(("sync", "stream"))]
     with server(tmp_path) as uri:
         track(uri, folders, "first")
         loaded = load("compared/first", uri)
         same_as_folders(loaded, tmp_path / "runs")
         assert all(run.file("timeline.json") for run in loaded.runs)
+        assert capsys.readouterr().out == ""  # a run's closing JSON has standard output to itself
     with pytest.raises(ValueError, match=f"uri={uri}"):
         load("compared", uri)
