@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from harness import composition, entry
+from harness import entry
 from harness.protocols import UsageError
-from harness.virtual_jobs import made_by, settings, side_by_side, simulate, summary_updates
+from harness.virtual_jobs import Simulator, made_by, settings, summary_updates
 
 KEYS = ("out", "hardware", "workload", "updates", "seed", "only")
 SCHEDULES: dict[str, tuple[str, ...]] = {
@@ -84,9 +84,9 @@ def valley(start: int, step: int, low: int, high: int, cost: Callable[[int], flo
 class Table:
     """The runs of one hardware and workload."""
 
-    def __init__(self, folder: Path, common: Sequence[str]) -> None:
-        self._folder, self._common = folder, list(common)
-        config = composition.compose(["env=simulated", "tracking=none", *common])
+    def __init__(self, simulator: Simulator, folder: Path, common: Sequence[str]) -> None:
+        self._simulator, self._folder, self._common = simulator, folder, list(common)
+        config = simulator.config(common)
         hardware, schedule = config.hardware, config.schedule
         self.devices, self._engines = hardware.devices, schedule.engine_devices
         self._step = math.lcm(hardware.engine_tensor_parallel, hardware.learner_tensor_parallel)
@@ -116,8 +116,8 @@ class Table:
             overrides += [f"schedule.engine_devices={engines}",
                           f"schedule.learner_devices={learners}"]  # fmt: skip
         folder = self._folder / "runs" / f"{label}_{engines}"
-        print(f"VIRTUAL {label}: {engines} for engines", file=sys.stderr, flush=True)
-        summary = simulate(overrides, folder)
+        summary = self._simulator.run(self._simulator.config(overrides), folder)
+        print(f"VIRTUAL {label}, {engines} for engines: done", file=sys.stderr, flush=True)
         time, idle = summary["time"], summary["idle"]
         return Row(
             label, summary["devices"]["engine"], summary["devices"]["learner"], False,
@@ -192,8 +192,9 @@ def make_from_command_line() -> None:
         f"hardware={given['hardware']}", f"workload={given['workload']}", f"seed={given['seed']}",
         "budget.kind=updates", f"budget.limit={given['updates']}",
     ]  # fmt: skip
-    made = Table(folder, common)
-    rows = [row for found in side_by_side(made.rows, labels) for row in found]
+    with Simulator() as simulator:
+        made = Table(simulator, folder, common)
+        rows = [row for found in simulator.side_by_side(made.rows, labels) for row in found]
     arguments = ["out=...", *(a for a in sys.argv[1:] if not a.startswith("out="))]
     shared = f"all {made.devices}, in turns"
     text = (

@@ -20,7 +20,7 @@ from typing import Any
 
 from harness import entry
 from harness.protocols import UsageError
-from harness.virtual_jobs import made_by, settings, side_by_side, simulate
+from harness.virtual_jobs import Simulator, made_by, settings
 
 KEYS = ("published", "out", "only")
 UPDATES = 8  # of each run, the first of which fills the pipeline of an asynchronous one
@@ -98,14 +98,19 @@ def predict(published: Any, folder: Path, only: str) -> list[dict[str, Any]]:
     cases = [case for case in CASES if case.key.startswith(only)]
     if not cases:
         raise UsageError(f"only={only}: no case begins so; there is: {CASES[0].key}, ...")
-    first = {case.overrides: case for case in reversed(cases)}
+    first: dict[tuple[str, ...], Case] = {}
+    for case in cases:
+        first.setdefault(case.overrides, case)
+    with Simulator() as simulator:
 
-    def play(case: Case) -> dict[str, Any]:
-        print(f"{case.key}: {' '.join(case.overrides)}", file=sys.stderr, flush=True)
-        budget = ("budget.kind=updates", f"budget.limit={UPDATES}")
-        return simulate([*budget, *case.overrides], folder / case.key)
+        def play(case: Case) -> dict[str, Any]:
+            budget = ("budget.kind=updates", f"budget.limit={UPDATES}")
+            found = simulator.run(simulator.config([*budget, *case.overrides]), folder / case.key)
+            print(f"VIRTUAL {case.key}: done", file=sys.stderr, flush=True)
+            return found
 
-    summaries = dict(zip(first, side_by_side(play, list(first.values())), strict=True))
+        played = simulator.side_by_side(play, list(first.values()))
+    summaries = dict(zip(first, played, strict=True))
     rows = []
     for case in cases:
         summary = summaries[case.overrides]

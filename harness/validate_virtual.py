@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import calibrate, entry
+from harness.config import Config
 from harness.costs.recording import Recording, read
 from harness.hardware import cores, cpu_model
-from harness.virtual_jobs import made_by, recorded_config, settings, side_by_side, simulate
+from harness.virtual_jobs import Simulator, made_by, recorded_config, settings
 
 KEYS = ("fit", "held_out", "out", "cores")
 LIVES = ("trace", "drawn")
@@ -49,27 +50,25 @@ class Row:
         return self.predicted / self.measured - 1
 
 
-def overrides(recording: Recording, lives: str) -> list[str]:
-    """The same schedule and budget, under the calibrated preset."""
-    config, name = recorded_config(recording.folder), recording.summary["schedule"]
-    found = ["experiment=calibrated", f"schedule={name}"]
+def configure(
+    simulator: Simulator, made: calibrate.Calibration, recording: Recording, lives: str
+) -> Config:
+    """The same schedule and budget, on the calibrated hardware and with its lives or the run's."""
+    recorded = recorded_config(recording.folder)
+    config = simulator.config([f"schedule={recording.summary['schedule']}"])
+    config.hardware, config.workload = made.hardware, dataclasses.replace(made.workload)
+    for key, value in made.rollout.items():
+        setattr(config.rollout, key, value)
     for section in SECTIONS:
-        found += [
-            f"{section}.{key}={_text(value)}"
-            for key, value in config[section].items()
-            if not isinstance(value, dict | list) and key not in NO_TIME
-        ]
-    places = config["sandbox"]["max_parallel"]
+        for key, value in recorded[section].items():
+            if key not in NO_TIME and hasattr(getattr(config, section), key):
+                setattr(getattr(config, section), key, value)
+    config.seed, config.engine.slots = recorded["seed"], recorded["engine"]["slots"]
+    config.sandbox.max_parallel = recorded["sandbox"]["max_parallel"]
     if lives == "trace":  # a start that was recorded has its wait for a place in it already
-        places = 100000
-        found.append(f"workload.trace={recording.folder.resolve()}/trajectories.jsonl")
-    slots = config["engine"]["slots"]
-    found += [f"sandbox.max_parallel={places}", f"engine.slots={slots}", f"seed={config['seed']}"]
-    return found
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value)
+        config.sandbox.max_parallel = 100000
+        config.workload.trace = str(recording.folder / "trajectories.jsonl")
+    return config
 
 
 def _lookup(content: Mapping[str, Any], key: str) -> float:
@@ -79,22 +78,28 @@ def _lookup(content: Mapping[str, Any], key: str) -> float:
     return float(found)
 
 
-def validate(recordings: Sequence[Recording], fitted: int, folder: Path) -> list[Row]:
-    """Rows of every run, the first `fitted` of which the preset in `folder` was fitted to."""
+def validate(
+    recordings: Sequence[Recording], fitted: int, made: calibrate.Calibration, folder: Path
+) -> list[Row]:
+    """Rows of every run, the first `fitted` of which `made` was fitted to."""
     jobs = [(n, lives) for lives in LIVES for n in range(len(recordings))]
+    with Simulator() as simulator:
 
-    def play(job: tuple[int, str]) -> dict[str, Any]:
-        number, lives = job
-        where = folder / "runs" / f"{number}_{lives}"
-        print(f"{recordings[number].label}: {lives} lives", file=sys.stderr, flush=True)
-        return simulate(overrides(recordings[number], lives), where, folder)
+        def play(job: tuple[int, str]) -> dict[str, Any]:
+            number, lives = job
+            config = configure(simulator, made, recordings[number], lives)
+            found = simulator.run(config, folder / "runs" / f"{number}_{lives}")
+            label = recordings[number].label
+            print(f"VIRTUAL {label}, {lives} lives: done", file=sys.stderr, flush=True)
+            return found
 
+        played = simulator.side_by_side(play, jobs)
     return [
         Row(
             recordings[n].label, n >= fitted, lives, quantity,
             _lookup(recordings[n].summary, quantity), _lookup(summary, quantity),
         )
-        for (n, lives), summary in zip(jobs, side_by_side(play, jobs), strict=True)
+        for (n, lives), summary in zip(jobs, played, strict=True)
         for quantity in QUANTITIES
     ]  # fmt: skip
 
@@ -154,7 +159,7 @@ def validate_from_command_line() -> None:
     preset = folder / "experiment" / "calibrated.yaml"
     preset.parent.mkdir(parents=True, exist_ok=True)
     preset.write_text(calibrate.preset(made), encoding="utf-8")
-    rows = validate(runs, fitted, folder)
+    rows = validate(runs, fitted, made, folder)
     arguments = ["fit=...", "held_out=...", "out=..."]
     text = (
         "# Virtual time against recorded runs\n\n"

@@ -6,61 +6,86 @@ take a new folder once the code or a preset has changed.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import multiprocessing
 import os
 import subprocess
-import sys
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from harness import composition
+from harness.config import Config, flatten
 from harness.protocols import InfrastructureError, UsageError
 
 T = TypeVar("T")
 R = TypeVar("R")
+SETTINGS = "settings.json"  # of a run, in its folder
 
 
-def simulate(
-    overrides: Sequence[str], folder: Path, config_dir: Path | None = None
-) -> dict[str, Any]:
-    """The summary of one virtual run, whose folder stays. Raises UsageError where it was refused,
-    InfrastructureError where it broke."""
-    found = _finished(overrides, folder)
-    if found is not None:
-        return found
-    command = [sys.executable, "-m", "harness.run"]
-    if config_dir is not None:
-        command += ["--config-dir", str(config_dir)]
-    command += ["env=simulated", "tracking=none", f"hydra.run.dir={folder}", *overrides]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or ["no word"]
-        if done.returncode == 2:
-            raise UsageError(said[0])
-        raise InfrastructureError("start", f"{' '.join(overrides)}: {said[0]}")
-    (folder / "overrides.json").write_text(json.dumps(list(overrides)), encoding="utf-8")
-    return _summary(folder)
+class Simulator:
+    """Runs virtual jobs in worker processes, one a core, which import what they need once."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(
+            os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn")
+        )
+        self._composing = threading.Lock()  # Hydra composes one configuration at a time
+
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def config(self, overrides: Sequence[str]) -> Config:
+        """Of a virtual run. Raises UsageError, or Hydra's own errors, for what it cannot be."""
+        with self._composing:
+            return composition.compose(["env=simulated", "tracking=none", *overrides])
+
+    def run(self, config: Config, folder: Path) -> dict[str, Any]:
+        """Its summary; its files stay in `folder`. Raises UsageError where it was refused,
+        InfrastructureError where it broke."""
+        told = json.dumps(dict(flatten(config)), default=str, sort_keys=True)
+        done = folder / SETTINGS
+        if not done.exists() or done.read_text(encoding="utf-8") != told:
+            kind, said = self._pool.submit(_execute, config, folder).result()
+            if kind == "usage":
+                raise UsageError(said)
+            if kind == "broken":
+                raise InfrastructureError("start", f"{folder.name}: {said}")
+            done.write_text(told, encoding="utf-8")
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+
+    def side_by_side(self, call: Callable[[T], R], of: Sequence[T]) -> list[R]:
+        """`call`, which may run jobs, of each; in order. The first error is raised."""
+        with ThreadPoolExecutor(max_workers=max(1, len(of))) as threads:
+            return list(threads.map(call, of))
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+def _execute(config: Config, folder: Path) -> tuple[str, str]:
+    """In a worker: how the run ended, and what was said where it did not finish. Errors go back in
+    words, as not all of them survive the way between processes."""
+    from harness import job
+    from harness.display import Display
+    from harness.experiment import execute
 
-
-def _finished(overrides: Sequence[str], folder: Path) -> dict[str, Any] | None:
-    """What this very run came to, if it is there."""
-    told = folder / "overrides.json"
-    if not told.exists() or json.loads(told.read_text(encoding="utf-8")) != list(overrides):
-        return None
-    return _summary(folder)
-
-
-def side_by_side(call: Callable[[T], R], of: Sequence[T]) -> list[R]:
-    """`call` of each, as many at once as there are cores; in order."""
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(call, of))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        job.check(config)
+        with Display(io.StringIO()) as display:
+            execute(config, folder, display)
+    except UsageError as error:
+        return "usage", str(error)
+    except InfrastructureError as error:
+        return "broken", str(error)
+    return "finished", ""
 
 
 def made_by(module: str, arguments: Sequence[str]) -> str:
@@ -98,8 +123,6 @@ def settings(
 
 def summary_updates(folder: Path) -> list[dict[str, str]]:
     """The rows of updates.csv as they are."""
-    import csv
-
     with (folder / "updates.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 

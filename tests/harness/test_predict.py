@@ -48,8 +48,3 @@ def test_the_table_says_what_was_given_and_that_it_is_virtual() -> None:
 def test_a_case_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="only=nothing"):
         predict.predict({}, tmp_path, "nothing")
-
-
-def test_a_refused_run_says_why_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="workload=nowhere"):
-        predict.simulate(["hardware=8xb200", "workload=nowhere"], tmp_path / "run")
