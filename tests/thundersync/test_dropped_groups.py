@@ -36,7 +36,7 @@ class Batches:
 
     def __init__(self, policy: Path, folder: Path, objective: ObjectiveConfig) -> None:
         self.check = Check(policy, "float64", folder, objective=objective)
-        self.groups: list[Group] = self.check._groups
+        self.groups: list[Group] = self.check._groups["shared"]
         self.others = [g for g in self.groups if g.group != DROPPED]
         synchronous = self.check._synchronous(self.config("batch"), [self.others])
         (self.without,) = synchronous.directions
