@@ -226,12 +226,13 @@ def unchecked(runs: Sequence[Run]) -> list[str]:
     """Lines about what no check could see, and what it let pass."""
     bare = [run.name for run in runs if not run.settings]
     found = [f"no configuration left, not compared: {', '.join(bare)}"] if bare else []
-    commits = {(run.manifest.get("git") or {}).get("commit") for run in runs} - {None}
+    states = [run.manifest.get("git") or {} for run in runs]
+    commits = {str(state["commit"]) for state in states if state.get("commit")}
     if len(commits) > 1:
         found.append(f"the runs are of {len(commits)} commits: {', '.join(sorted(commits))}")
-    dirty = [run.name for run in runs if (run.manifest.get("git") or {}).get("dirty")]
+    dirty = sum(bool(state.get("dirty")) for state in states)
     if dirty:
-        found.append(f"files differed from the commit in {len(dirty)} of {len(runs)} runs")
+        found.append(f"files differed from the commit in {dirty} of {len(runs)} runs")
     return found + [f"{run.name}: {note}" for run in runs for note in run.notes]
 
 

@@ -73,7 +73,8 @@ def _accuracy(comparison: Comparison, by_time: bool) -> Plot:
     figure, axis = new()
     look = marks([row.label for row in rows])
     for label, points in curves.items():
-        xs, ys = [x for x, _ in points], [e.value * 100 for _, e in points]
+        xs = [x for x, _ in points]
+        ys = [e.value * 100 for _, e in points if e.value is not None]
         mark = look[label]
         axis.plot(xs, ys, color=mark.colour, marker=mark.marker, linestyle=mark.line, label=label)
         _whiskers(axis, points, mark.colour)

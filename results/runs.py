@@ -141,7 +141,8 @@ class Run:
         if not updates:
             return 0.0
         took = [row.get("per_update_s") for row in self.updates[:updates]]
-        return sum(took) if len(took) == updates and None not in took else None
+        known = [seconds for seconds in took if seconds is not None]
+        return sum(known) if len(known) == updates else None
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,10 @@ def verdict(estimate: Estimate, null: float = 0.0) -> str:
 def iqm(scores: Any) -> float:
     """Interquartile mean: of the middle half of all runs' tasks (Agarwal et al. 2021, arXiv
     2108.13264)."""
+    import numpy
     from scipy.stats import trim_mean
 
-    return float(trim_mean(scores, 0.25, axis=None))
+    return float(trim_mean(numpy.ravel(scores), 0.25))
 
 
 def mean(scores: Any) -> float:

@@ -35,7 +35,7 @@ class Table:
     key: str
     title: str
     columns: Sequence[str]
-    rows: list[Sequence[Cell]]
+    rows: Sequence[Sequence[Cell]]
     notes: list[str] = field(default_factory=list)
 
     def markdown(self) -> str:
@@ -182,7 +182,7 @@ def resources(comparison: Comparison) -> Table:
         *HEAD, "tail, s", "rollout, s", "learner idle", "engine idle", "devices idle",
         "staleness, versions", "staleness, max", "overlap efficiency", "trajectories lost",
     )  # fmt: skip
-    rows: list[Sequence[Cell]] = []
+    rows = []
     for row in comparison.rows:
         oldest = _known(row.values(summary_figure("staleness", "max")))
         lost = _known(row.values(summary_figure("trajectories_lost")))
