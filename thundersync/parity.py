@@ -35,7 +35,7 @@ import fnmatch
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,23 +97,30 @@ def parse(arguments: Sequence[str]) -> Options:
     options = replace(options, terms=parse_terms(terms, options.objective))
     if options.dtype not in ("float32", "float64"):
         raise UsageError(f"dtype={options.dtype}: take float32 or float64")
-    select(options.cases, options.terms)
+    select(options.cases, options.terms, variants(options.terms).values())
     lora.check(LoraConfig(rank=options.lora))
     return options
 
 
-def select(names: str, terms: ObjectiveConfig | None = None) -> list[Case]:
+def select(
+    names: str, terms: ObjectiveConfig | None = None, beside: Iterable[ObjectiveConfig] = ()
+) -> list[Case]:
     """The cases that a comma-separated list names and that take the objective's further terms, in
-    the table's order. Raises UsageError for a name that means none."""
-    given = terms or ObjectiveConfig()
-    every = [case for case in cases() if takes(case.estimator, given, case.release)]
+    the table's order. Raises UsageError for a name that means none, not even under the objectives
+    `beside` it (a distillation with a discount has no turns)."""
+
+    def taken(given: ObjectiveConfig) -> list[Case]:
+        return [case for case in cases() if takes(case.estimator, given, case.release)]
+
+    every = taken(terms or ObjectiveConfig())
+    known = {case for other in beside for case in taken(other)}.union(every)
     if names == "all":
         return every
     if names == "release":
         return [case for case in every if case.objective == Case().objective]
     chosen: set[Case] = set()
     for name in names.split(","):
-        meant = {c for c in every if name in astuple(c) or fnmatch.fnmatchcase(c.name, name)}
+        meant = {c for c in known if name in astuple(c) or fnmatch.fnmatchcase(c.name, name)}
         if not meant:
             raise UsageError(
                 f"cases={name}: no such case; take all, release, or a name such as batch_std, "
@@ -130,7 +137,8 @@ def table(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     check: Check | None = None
     with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
-        for name, terms in variants(options.terms).items():
+        objectives = variants(options.terms)
+        for name, terms in objectives.items():
             check = Check(
                 resolve(options.policy), options.dtype, Path(folder), shape, options.permutations,
                 lora.adapters(LoraConfig(rank=options.lora), seed=0), terms,
@@ -140,7 +148,7 @@ def table(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
                     f"{options.policy}, {options.dtype}: {check.parameters:,} trained parameters, "
                     f"{shape.groups} groups x {shape.size} trajectories, {check.tokens} tokens"
                 )
-            for case in select(options.cases, terms):
+            for case in select(options.cases, terms, objectives.values()):
                 rows.append(check.row(case) | {"terms": name})
                 say(describe(rows[-1]))
     return {

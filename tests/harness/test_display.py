@@ -166,3 +166,18 @@ def test_a_fresh_run_on_a_cpu_has_no_rows_about_staleness_and_gpus() -> None:
     text = _closed(summary)
     assert "idle or blocked learner -, engine -, devices -" in text
     assert not any(word in text for word in ("staleness", "NVML", "of it blocked", "colocated"))
+
+
+def test_turn_gradients_say_what_was_kept_and_why_not_all_of_it() -> None:
+    summary = blank_summary(compose([]))
+    assert "turn gradients" not in _closed(summary)
+    summary["segments"] = {
+        "way": "auto", "max_live_bytes": 1, "trajectories": 7, "retained_tokens": 81,
+        "rerun_tokens": 45, "live_bytes_peak": 2_600_000, "fallbacks": 0, "first_fallback": None,
+    }  # fmt: skip
+    said = _closed(summary)
+    for words in ("auto: 7 trajectories", "81 tokens kept", "45 run again", "peak 3 MB"):
+        assert words in said
+    assert "fallbacks" not in said
+    summary["segments"] |= {"fallbacks": 3, "first_fallback": "0-1: sweep from turn 2 on"}
+    assert "3 fallbacks, the first: 0-1: sweep from turn 2 on" in _closed(summary)

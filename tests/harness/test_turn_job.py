@@ -18,17 +18,17 @@ from harness.sequences import spans
 from harness.trajectory_lines import read
 
 QUIET = ("evaluation.initial=false", "evaluation.final=false")
+# A distillation; the agent sees its last two turns, so that most are sequences of their own.
+REWRITTEN = (
+    "objective=opd", "schedule=stream", "schedule.release=turn", "rollout.history_turns=2",
+    "rollout.groups_per_batch=2", "budget.limit=1", *QUIET,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def turn_job(run_job: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A distillation; the agent sees its last two turns, so that most are sequences of their
-    own."""
-    return run_job(
-        tmp_path_factory.mktemp("turn"), "objective=opd", "schedule=stream",
-        "schedule.release=turn", "rollout.history_turns=2", "parity.every=1",
-        "parity.permutations=20", "budget.limit=1", *QUIET,
-    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("turn")
+    return run_job(folder, *REWRITTEN, "rollout.group_size=2", "rollout.max_turns=6")
 
 
 def intervals(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -36,8 +36,10 @@ def intervals(folder: Path, name: str) -> list[dict[str, Any]]:
     return [e for e in trace if e["ph"] == "X" and e["name"] == name]
 
 
-def test_the_update_is_the_synchronous_one(turn_job):
-    parity = turn_job.summary["parity"]
+@pytest.mark.slow  # 22 synchronous updates
+def test_the_update_is_the_synchronous_one(run_job, tmp_path: Path):
+    job = run_job(tmp_path, *REWRITTEN, "parity.every=1", "parity.permutations=20")
+    parity = job.summary["parity"]
     assert (parity["checked"], parity["permutations"]) == (1, 20)
     error, control = parity["gradient_relative_error_max"], parity["control_relative_error_max"]
     assert 0 < error <= 3 * control
@@ -62,18 +64,17 @@ def test_the_learner_works_while_tool_calls_run(turn_job):
     for lane in intervals(turn_job.folder, "finish"):
         assert len(lane["args"]["trajectories"]) == 1
     (row,) = csv.DictReader((turn_job.folder / "updates.csv").open())
-    assert 0 < int(row["turns_trajectories"]) <= 12
+    assert 0 < int(row["turns_trajectories"]) <= 4
     assert int(row["turns_retained_tokens"]) + int(row["turns_rerun_tokens"]) > 0
     assert float(row["gradient_norm"]) > 0.0
 
 
-def test_the_summary_and_the_closing_table_say_what_was_held(turn_job):
+def test_the_summary_says_what_was_held(turn_job):
     summary = turn_job.summary
     jsonschema.validate(summary, json.loads(SCHEMA_PATH.read_text()))
     assert summary["release"] == "turn"
     assert summary["segments"]["trajectories"] > 0
     assert (summary["segments"]["way"], summary["segments"]["fallbacks"]) == ("auto", 0)
-    assert "turn gradients" in turn_job.stderr
 
 
 def test_it_is_learnt_again_to_the_bit(turn_job):
@@ -105,4 +106,5 @@ def test_every_schedule_takes_turns_or_elided_histories(
     assert job.summary["trajectories_lost"] == 0
     if "segments.max_live_bytes=1000000" in overrides:
         assert job.summary["segments"]["fallbacks"] > 0
-        assert "exceed segments.max_live_bytes=1000000" in job.stderr
+        first = job.summary["segments"]["first_fallback"]
+        assert first.endswith("exceed segments.max_live_bytes=1000000")

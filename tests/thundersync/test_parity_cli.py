@@ -89,6 +89,8 @@ def test_cases_are_chosen_by_part_by_name_and_by_wildcard() -> None:
         for way in WAYS
         for shown in ((), ("rewritten",))
     }
+    with pytest.raises(UsageError, match="cases=turn: no such case"):  # alone it checks nothing
+        parse(["objective=opd", "objective.discount=0.5", "cases=turn"])
     without = parse(["objective=opd", "objective.discount=0.5"]).terms
     assert not any(c.release == "turn" for c in select("all", without))
     assert {c.estimator for c in select("batch_std")} == {"batch_std"}
@@ -98,6 +100,14 @@ def test_cases_are_chosen_by_part_by_name_and_by_wildcard() -> None:
     assert [c.name for c in select("mean/*/submit/bucket")] == [
         f"mean/{a}/submit/bucket" for a in dict.fromkeys(c.aggregation for c in every)
     ]
+
+
+def test_a_name_may_mean_cases_of_some_distillations_alone() -> None:
+    """A discount has no turns; only beside a task's reward does an estimator matter."""
+    for name, some in (("turn", {"sampled", "top_k", "with_task"}), ("mean", {"with_task"})):
+        terms = variants(parse(["objective=opd", f"cases={name}"]).terms)
+        found = {key for key, of in terms.items() if select(name, of, terms.values())}
+        assert found == some
 
 
 def test_the_table_has_a_row_per_case_and_the_paper_s_has_the_parameter_gap(qwen3: Path) -> None:

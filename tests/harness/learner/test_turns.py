@@ -163,6 +163,7 @@ def test_begun_while_it_ran_it_has_the_same_gradient(name: str, way: str, cuts: 
     made.accumulate([whole, other], [0.7, -0.4])
     plain.accumulate([whole, other], [0.7, -0.4])
     assert error(direction(made), direction(plain)) <= 1e-12
+    assert made._turns._gradients.live_bytes == 0
 
     again, captured = learner(name, way), learner(name)
     for turns in (2, 3):
