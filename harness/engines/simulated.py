@@ -76,8 +76,9 @@ class Replica:
         self._count = 0
         self._service = 0.0  # tokens
         self._offset = 0.0  # context of all running = offset + count x service
-        self._seen_s = self._reads_until_s = 0.0
-        self._step_s = 0.0
+        self._seen_s = self._step_s = 0.0
+        self._reading_s = 0.0  # what is still to be read, before any decoding; alone
+        self._factor = 1.0  # of shared cores, when this was planned
         self._due_s = math.inf
         self._timer: Timer | None = None
         self._timer_s = math.inf
@@ -141,7 +142,7 @@ class Replica:
             self._at_work(1)
             self._busy_from_s = now
             self._service = self._offset = 0.0
-        self._reads_until_s = max(now, self._reads_until_s) + self._prefill_s(new, cached)
+        self._reading_s += self._costs.prefill_s(new, cached)
         self._read += new
         self._count += 1
         self._number += 1
@@ -181,15 +182,15 @@ class Replica:
             self._advance()
             self._plan()
 
-    def _prefill_s(self, new: int, cached: int) -> float:
-        took_s = self._costs.prefill_s(new, cached)
-        return took_s if self._cores is None else took_s * self._cores.factor
-
     def _advance(self) -> None:
         """Bring the service time up to now."""
         now = self._clock.time_s
+        worked_s = now - self._seen_s
+        if self._reading_s and worked_s:
+            read_s = min(self._reading_s, worked_s / self._factor)
+            self._reading_s -= read_s
+            worked_s = 0.0 if self._reading_s else worked_s - read_s * self._factor
         if self._count:
-            worked_s = now - max(self._seen_s, self._reads_until_s)
             if worked_s > 0:
                 self._service += worked_s / self._step_s
             if now >= self._due_s:  # exactly, whatever was rounded
@@ -209,8 +210,10 @@ class Replica:
         context = self._offset + self._count * (self._service + left / 2)
         self._step_s = self._costs.decode_step_s(self._count, context)
         if self._cores is not None:
-            self._step_s *= self._cores.factor
-        self._due_s = max(self._clock.time_s, self._reads_until_s) + max(0.0, left) * self._step_s
+            self._factor = self._cores.factor
+            self._step_s *= self._factor
+        reads_s = self._reading_s * self._factor
+        self._due_s = self._clock.time_s + reads_s + max(0.0, left) * self._step_s
         if self._due_s < self._timer_s:
             if self._timer is not None:
                 self._timer.cancel()
@@ -256,8 +259,7 @@ class Replica:
             if request.running:
                 request.note(self._version, self._made(request))
                 context = request.prompt + request.made
-                start_s = max(self._clock.time_s, self._reads_until_s)
-                self._reads_until_s = start_s + self._prefill_s(context, 0)
+                self._reading_s += self._costs.prefill_s(context, 0)
                 self._read += context
         self._held -= sum(self._cached.values())
         self._cached.clear()

@@ -37,9 +37,9 @@ class World:
         self.provider = SimulatedProvider(self.clock, "test", 100, busy=self.cores.sandbox)
         self.ends: dict[str, float] = {}
 
-    async def decode(self, at_s: float, tokens: int) -> None:
+    async def decode(self, at_s: float, tokens: int, prompt: int = 1) -> None:
         await self.clock.sleep(at_s)
-        await self.engine.generate(Generation("a", range(1), tokens, 1.0, 0, ()))
+        await self.engine.generate(Generation("a", range(prompt), tokens, 1.0, 0, ()))
         self.ends["decode"] = self.clock.now()
 
     async def learn(self, at_s: float, tokens: int) -> None:
@@ -77,6 +77,13 @@ def test_two_threads_have_a_core_each_and_three_share_two(toy: Any) -> None:
     assert ends == {
         "judge": 8, "decode": pytest.approx(10 + shared), "learn": pytest.approx(20 + shared)
     }  # fmt: skip
+
+
+def test_a_prompt_is_read_at_the_speed_of_every_moment_too(toy: Any) -> None:
+    """9 s of reading and a token, alone. Until 3 two verifiers work: 2 s of it are done by then."""
+    world = World(toy(read=1.0))
+    ends = world.run(world.judge(0, 3), world.judge(0, 3), world.decode(0, 1, prompt=9))
+    assert ends == {"judge": 3, "decode": pytest.approx(11)}
 
 
 def test_what_takes_longer_is_said_to(toy: Any) -> None:
