@@ -197,8 +197,10 @@ def test_what_the_teacher_has_not_scored_waits(learner):
     whole = row(6)
     made, plain = learner("opd"), learner("opd")
     made.extend(so_far(whole, 1))
-    made.extend(so_far(whole, 2, scored=0))
-    assert made._turns._running[whole.trajectory_id].done == set()
+    assert whole.teacher is not None
+    for tokens in (0, 2):  # of the first sequence's 3
+        made.extend(replace(so_far(whole, 2), teacher=whole.teacher.cut(0, tokens)))
+        assert made._turns._running[whole.trajectory_id].done == set()
     made.extend(so_far(whole, 3, scored=1))
     assert made._turns._running[whole.trajectory_id].done == {0}
     made.accumulate([whole], [1.0])
@@ -231,7 +233,22 @@ def test_gradients_that_do_not_fit_wait_for_the_end(learner):
     stats = made.step(1.0).turns
     assert stats.fallbacks > 0
     assert "exceed segments.max_live_bytes=200000" in stats.fallback
-    assert made.step(1.0).turns.fallbacks == 0  # each is told once
+    assert stats.trajectories == 1
+    assert stats.retained_tokens + stats.rerun_tokens == 7 + 15 + 7  # all but each sequence's last
+    then = made.step(1.0).turns  # each is told once
+    assert (then.fallbacks, then.trajectories) == (0, 0)
+    assert (then.retained_tokens, then.rerun_tokens) == (0, 0)
+
+
+def test_each_term_has_buffers_of_its_own_under_the_bound(learner):
+    """Under an entropy a trajectory's gradient is two, of which one alone fits."""
+    whole, one = row(7), sum(p.nbytes for p in learner().parameters)
+    done = {}
+    for name in ("token_mean", "entropy"):
+        made = learner(name, "sweep", limit=int(1.9 * one))
+        made.extend(so_far(whole, 2))
+        done[name] = made._turns._running[whole.trajectory_id].done
+    assert done == {"token_mean": {0}, "entropy": set()}
 
 
 def test_a_step_over_begun_turns_is_an_error(learner):
