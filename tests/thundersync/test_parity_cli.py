@@ -18,6 +18,7 @@ from harness.protocols import Run, UsageError
 from thundersync import check as check_module
 from thundersync.check import CONTEXTS, FORMS, RELEASES, WAYS, Case, Check, Shape, cases
 from thundersync.parity import Options, check_from_command_line, parse, select, table
+from thundersync.recorded import permuted_packing
 from thundersync.stream import Stream
 from thundersync.terms import DISTILLATIONS, variants
 
@@ -140,6 +141,22 @@ def test_a_check_of_turns_that_were_not_as_named_is_an_error(qwen3: Path, tmp_pa
     config = check._config(Case(release="submit"))
     with pytest.raises(ValueError, match="no turn was begun"):
         check._streamed(retained, config, [check._groups["shared"]])
+
+
+def test_a_control_s_rows_are_sequences_except_under_a_discount(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    """A token's weight is the sum of all that follow it: cut, the update would be another one."""
+    sampled = parse(["objective=opd"]).terms
+    discounted = parse(["objective=opd", "objective.discount=0.9"]).terms
+    for terms, cut in ((sampled, True), (discounted, False)):
+        check = Check(qwen3, "float32", tmp_path, Shape(2, 3, 40), 2, objective=terms)
+        _, control = check.reference(Case(release="submit", context="rewritten"))
+        assert 0 < (control or 0) < 1e-5
+        whole = [t for g in check._groups["rewritten"] for t in g.trajectories]
+        rows = [t for chunk in permuted_packing(0, whole=not cut)(whole, 99) for t in chunk]
+        sequences = sum(len(t.rewritten_at) + 1 for t in whole)
+        assert len(rows) == (sequences if cut else len(whole)) and sequences > len(whole)
 
 
 def test_a_check_leaves_the_weights_as_it_found_them(qwen3: Path, tmp_path: Path) -> None:

@@ -111,20 +111,10 @@ class Heard:
         return verb
 
 
-def test_closed_groups_go_before_captures_and_captures_before_turns():
-    """And a degenerate group's turns are given up before anything is accumulated."""
-    closed = [running("0-0"), running("0-1")]
-    for trajectory in closed:
-        trajectory.reward = 1.0
-    events = [
-        TurnGenerated(closed[0], 0), None, TurnGenerated(running("1-0"), 0),
-        TrajectoryFinished(running("2-0")), RewardArrived(closed[0]), RewardArrived(closed[1]),
-        GroupClosed(Group(0, "t", "easy", closed)),
-    ]  # fmt: skip
+def played(events: list[Any]) -> list[tuple[str, Any]]:
+    """The learner's verbs under `turn`; at a None the schedule has time to work."""
 
     class Batch:
-        """The first event alone, then all others at once."""
-
         def ready(self) -> list[Any]:
             taken: list[Any] = []
             while events and (event := events.pop(0)) is not None:
@@ -139,8 +129,28 @@ def test_closed_groups_go_before_captures_and_captures_before_turns():
     run = RecordedRun(learner, config, [])
     with pytest.raises(StopIteration):
         cast(Any, Stream(config).play(cast(Any, run), cast(Any, Batch()), "turn")).send(None)
-    assert [name for name, _ in learner.verbs] == ["extend", "abandon", "capture", "extend"]
-    assert learner.verbs[1][1] == (["0-0"],)
+    return learner.verbs
+
+
+def test_closed_groups_go_before_captures_and_captures_before_turns():
+    """And a degenerate group's turns are given up before anything is accumulated."""
+    closed = [running("0-0"), running("0-1")]
+    for trajectory in closed:
+        trajectory.reward = 1.0
+    verbs = played([
+        TurnGenerated(closed[0], 0), None, TurnGenerated(running("1-0"), 0),
+        TrajectoryFinished(running("2-0")), RewardArrived(closed[0]), RewardArrived(closed[1]),
+        GroupClosed(Group(0, "t", "easy", closed)),
+    ])  # fmt: skip
+    assert [name for name, _ in verbs] == ["extend", "abandon", "capture", "extend"]
+    assert verbs[1][1] == (["0-0"],)
+
+
+def test_what_is_lost_amid_its_turns_is_given_up_by_the_learner():
+    lost = running("0-0")
+    verbs = played([TurnGenerated(lost, 0), None, TrajectoryLost(lost, "start", False)])
+    assert [name for name, _ in verbs] == ["extend", "abandon"]
+    assert verbs[1][1] == (["0-0"],)
 
 
 # -- auto ------------------------------------------------------------------------------------------
