@@ -26,6 +26,8 @@ TESTS = (
     "tests/harness/test_training.py",
     "tests/harness/learner/test_step.py",
     "tests/thundersync/test_ledger.py",
+    "tests/thundersync/test_turn_rung.py",
+    "tests/harness/learner/test_turns.py",
     "tests/harness/objectives",
     "tests/thundersync/test_parity.py",
 )
@@ -49,6 +51,8 @@ SCORING = "harness/learner/scoring.py"
 LEARNER = "harness/learner/torch_learner.py"
 LEDGER = "thundersync/ledger.py"
 STREAM = "thundersync/stream.py"
+TURNS = "harness/learner/turns.py"
+HAND = "thundersync/hand.py"
 
 MUTANTS = (
     Mutant("mean term", ESTIMATORS, "return [r - centre for", "return [r + centre for"),
@@ -88,6 +92,13 @@ MUTANTS = (
     Mutant("slope", LEDGER, "(advantage[high] - advantage[low])",
            "(advantage[high] + advantage[low])"),
     Mutant("late ones are left out", STREAM, "k not in captured", "k in captured"),
+    Mutant("turns run twice", TURNS, "max(start, running.fed)", "min(start, running.fed)"),
+    Mutant("turns without a weight", TURNS, "if weight != 1.0", "if weight == 1.0"),
+    Mutant("a later sequence's tokens", TURNS, "before = sum(row.action_mask_T[:start])",
+           "before = sum(row.action_mask_T[:end])"),
+    Mutant("a sequence before its scores", TURNS, "if scored < sum(", "if scored > sum("),
+    Mutant("lost turns stay in the learner", HAND, "trajectory_id, None) is not None",
+           "trajectory_id, None) is None"),
 )  # fmt: skip
 
 
