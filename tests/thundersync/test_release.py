@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.sync import Sync
@@ -109,6 +109,7 @@ arrivals_of = st.lists(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(arrivals_of)
 def test_without_overheads_every_rung_attains_its_bound(drawn):
     """Equal lengths, no cost per pass, a signal in every group: nothing separates the schedule from

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -217,6 +218,15 @@ def test_a_trajectory_without_all_its_scores_is_an_error(learner):
         made.extend(so_far(whole, 2))
         with pytest.raises(ValueError, match=f"0-6: the teacher scored {said}"):
             made.accumulate([replace(whole, teacher=scores)], [1.0])
+
+
+def test_a_gradient_that_is_not_finite_is_refused(learner):
+    whole, made = row(6, cuts=False), learner("opd")
+    assert whole.teacher is not None
+    made.extend(so_far(whole, 2))
+    poisoned = TeacherScores([math.nan, *whole.teacher.logprobs_N[1:]])
+    with pytest.raises(ValueError, match="0-6: the gradient is not finite"):
+        made.accumulate([replace(whole, teacher=poisoned)], [1.0])
 
 
 def test_gradients_that_do_not_fit_wait_for_the_end(learner):
