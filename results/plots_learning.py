@@ -18,6 +18,7 @@ from results.style import legend, marks, new
 from results.tables import FINAL, reached
 
 Plot = tuple[Any, str] | str
+_APART = 0.01  # of the axis, between rows that were evaluated at the same cost
 UNITS = {"updates": "updates", "trajectories": "trajectories", "tokens": "generated tokens",
          "wall_clock_s": "s", "device_s": "device seconds"}  # fmt: skip
 
@@ -72,7 +73,9 @@ def _accuracy(comparison: Comparison, by_time: bool) -> Plot:
         return "no run was evaluated before and after training"
     figure, axis = new()
     look = marks([row.label for row in rows])
-    for label, points in curves.items():
+    apart = _APART * max(x for points in curves.values() for x, _ in points)
+    for n, (label, exact) in enumerate(curves.items()):
+        points = [(x + apart * (n - (len(curves) - 1) / 2), e) for x, e in exact]
         xs = [x for x, _ in points]
         ys = [e.value * 100 for _, e in points if e.value is not None]
         mark = look[label]
@@ -88,7 +91,8 @@ def _accuracy(comparison: Comparison, by_time: bool) -> Plot:
     )
     return figure, (
         f"Held-out solve rate against {'training time' if by_time else 'the budget spent'} "
-        f"(budget {limit:g} {kind}); points are evaluated weights, means over seeds; {spread}."
+        f"(budget {limit:g} {kind}); points are evaluated weights, means over seeds, "
+        f"moved apart by a hundredth where they would hide each other; {spread}."
     )
 
 
@@ -115,8 +119,9 @@ def time_to_target(comparison: Comparison, target: float | None) -> Plot:
             y, length, height=0.6, color="white" if median is None else mark.colour,
             edgecolor=mark.colour if median is None else "black", hatch=mark.hatch, alpha=0.75,
         )  # fmt: skip
-        for r in found:
-            axis.plot(r.at, y, marker=">" if r.censored else mark.marker, color="black",
+        for n, r in enumerate(found):
+            at_y = y + 0.45 * ((n + 0.5) / len(found) - 0.5)  # seeds often end together
+            axis.plot(r.at, at_y, marker=">" if r.censored else mark.marker, color="black",
                       markerfacecolor="white", markersize=6)  # fmt: skip
     axis.set_yticks(range(len(times)), [row.label for row, _ in times])
     axis.invert_yaxis()
