@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import nnls
 
 from harness.costs.config import HardwareConfig
@@ -91,7 +92,7 @@ def learner_work(recording: Recording) -> Work:
 
 def _work(
     recording: Recording, took_s: Array, features: Array, starts: Array, ends: Array,
-    kept: Array, engine_threads: float, learner_threads: float,
+    kept: npt.NDArray[np.bool_], engine_threads: float, learner_threads: float,
 ) -> Work:  # fmt: skip
     """With the contention of others: `engine_threads` or `learner_threads` are its own."""
     settings = recording.settings

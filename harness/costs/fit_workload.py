@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 
 from environments.simulated.workload import DrawnWorkload, Limits, Plan
 from environments.simulated.workload_config import (
@@ -128,7 +128,7 @@ def _uncut(
     low, high = 0.05, 4.0
     if excess(low) * excess(high) > 0:
         return recorded
-    sigma = float(brentq(excess, low, high))
+    sigma = float(root_scalar(excess, bracket=(low, high), method="brentq").root)
     logs = [math.log(d.turns_factor) for d in config.difficulties.values()]
     shares = [d.share for d in config.difficulties.values()]
     mean = sum(s * x for s, x in zip(shares, logs, strict=True))
@@ -151,7 +151,8 @@ def _through_limits(config: WorkloadConfig, limits: Limits, wanted: float) -> Wo
     low, high = math.log(0.25), math.log(4.0)
     if excess(low) > 0 or excess(high) < 0:
         return config
-    return scaled(math.exp(float(brentq(excess, low, high, xtol=0.005))))
+    found = root_scalar(excess, bracket=(low, high), method="brentq", xtol=0.005)
+    return scaled(math.exp(found.root))
 
 
 def _long_actions(config: WorkloadConfig, lives: Sequence[Life], limits: Limits) -> str:
