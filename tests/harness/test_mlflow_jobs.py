@@ -52,7 +52,7 @@ def test_one_parent_four_children_and_the_figures_of_their_summaries(tmp_path: P
             assert run.data.metrics[metric] == summary[group][key]
         contexts = {i.tags[0].value for i in run.inputs.dataset_inputs}
         assert contexts == {"training", "evaluation"}
-    traces = client.search_traces(experiment_ids=[experiment.experiment_id])
+    traces = client.search_traces(locations=[experiment.experiment_id])
     assert {t.info.request_metadata["mlflow.sourceRun"] for t in traces} == {
         run.info.run_id for run in children
     }

@@ -151,7 +151,7 @@ def test_data_sets_and_turns_are_told_when_asked_for(uri: str, tmp_path: Path) -
         ("training", "swebench/mini/train", "a" * 36),
         ("evaluation", "swebench/mini/eval", "b" * 36),
     }
-    traces = client.search_traces(experiment_ids=[run.info.experiment_id])
+    traces = client.search_traces(locations=[run.info.experiment_id])
     spans = {t.data.spans[0].name: t.data.spans for t in traces}
     assert set(spans) == {"trajectory 0-3", "trajectory 0-4"}
     one = spans["trajectory 0-3"]
