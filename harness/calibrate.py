@@ -128,25 +128,13 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _settings(arguments: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in KEYS:
-            raise UsageError(f"{argument}: no such setting; there is: {', '.join(KEYS)}")
-        found[key] = value
-    for key in ("runs", "out"):
-        if not found.get(key):
-            raise UsageError(f"{key}: missing; python -m harness.calibrate runs=DIR,DIR out=FILE")
-    return found
-
-
 def _folders(text: str) -> list[Path]:
     return [Path(part).expanduser() for part in text.split(",") if part]
 
 
 def calibrate_from_command_line() -> None:
-    settings = _settings(sys.argv[1:])
+    usage = "python -m harness.calibrate runs=DIR,DIR out=FILE"
+    settings = entry.settings(sys.argv[1:], KEYS, ("runs", "out"), usage)
     if not settings.get("cores", "1").isdigit() or settings.get("cores") == "0":
         raise UsageError(f"cores={settings['cores']}: give the number of the machine's cores")
     folders, held = _folders(settings["runs"]), _folders(settings.get("held_out", ""))

@@ -111,6 +111,23 @@ def guarded(body: Callable[[], None], usage: str | None) -> int:
     return 0
 
 
+def settings(
+    arguments: Sequence[str], known: Sequence[str], needed: Sequence[str], usage: str
+) -> dict[str, str]:
+    """KEY=VALUE arguments of a command without Hydra. Raises UsageError for an unknown or a missing
+    key."""
+    found: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or key not in known:
+            raise UsageError(f"{argument}: no such setting; there is: {', '.join(known)}")
+        found[key] = value
+    for key in needed:
+        if not found.get(key):
+            raise UsageError(f"{key}: missing; {usage}")
+    return found
+
+
 def closing_line(value: Any) -> None:
     """The last line of standard output: one JSON value."""
     print(json.dumps(value, allow_nan=False), flush=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from harness import entry
 from harness.protocols import UsageError
-from harness.virtual_jobs import Simulator, made_by, settings, summary_updates
+from harness.virtual_jobs import Simulator, made_by, summary_updates
 
 KEYS = ("out", "hardware", "workload", "updates", "seed", "only")
 SCHEDULES: dict[str, tuple[str, ...]] = {
@@ -178,7 +178,9 @@ def verdict(rows: Sequence[Row]) -> str:
 
 def make_from_command_line() -> None:
     given = {"hardware": "8xb200", "workload": "swebench_verified", "updates": "6", "seed": "0"}
-    given |= settings(sys.argv[1:], KEYS, ("out",), "python -m harness.paper_table out=FOLDER")
+    given |= entry.settings(
+        sys.argv[1:], KEYS, ("out",), "python -m harness.paper_table out=FOLDER"
+    )
     labels = [x for x in given.get("only", "").split(",") if x] or list(SCHEDULES)
     for label in labels:
         if label not in SCHEDULES:

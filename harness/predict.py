@@ -20,7 +20,7 @@ from typing import Any
 
 from harness import entry
 from harness.protocols import UsageError
-from harness.virtual_jobs import Simulator, made_by, settings
+from harness.virtual_jobs import Simulator, made_by
 
 KEYS = ("published", "out", "only")
 UPDATES = 8  # of each run, the first of which fills the pipeline of an asynchronous one
@@ -140,7 +140,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def predict_from_command_line() -> None:
     usage = "python -m harness.predict published=FILE out=FOLDER"
-    given = settings(sys.argv[1:], KEYS, ("published", "out"), usage)
+    given = entry.settings(sys.argv[1:], KEYS, ("published", "out"), usage)
     file, folder = Path(given["published"]).expanduser(), Path(given["out"]).expanduser()
     try:
         published = json.loads(file.read_text(encoding="utf-8"))

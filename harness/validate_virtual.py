@@ -22,7 +22,7 @@ from harness import calibrate, entry
 from harness.config import Config
 from harness.costs.recording import Recording, read
 from harness.hardware import cores, cpu_model
-from harness.virtual_jobs import Simulator, made_by, recorded_config, settings
+from harness.virtual_jobs import Simulator, made_by, recorded_config
 
 KEYS = ("fit", "held_out", "out", "cores")
 LIVES = ("trace", "drawn")
@@ -149,7 +149,7 @@ def summary_line(rows: Sequence[Row]) -> str:
 
 def validate_from_command_line() -> None:
     usage = "python -m harness.validate_virtual fit=DIR,DIR held_out=DIR,DIR out=FOLDER"
-    given = settings(sys.argv[1:], KEYS, ("fit", "held_out", "out"), usage)
+    given = entry.settings(sys.argv[1:], KEYS, ("fit", "held_out", "out"), usage)
     folder = Path(given["out"]).expanduser().resolve()
     parts = [[Path(p).expanduser() for p in given[k].split(",") if p] for k in ("fit", "held_out")]
     runs = [read(path, number) for number, path in enumerate([*parts[0], *parts[1]])]

@@ -105,22 +105,6 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def settings(
-    arguments: Sequence[str], known: Sequence[str], needed: Sequence[str], usage: str
-) -> dict[str, str]:
-    """KEY=VALUE arguments. Raises UsageError for an unknown or a missing key."""
-    found: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in known:
-            raise UsageError(f"{argument}: no such setting; there is: {', '.join(known)}")
-        found[key] = value
-    for key in needed:
-        if not found.get(key):
-            raise UsageError(f"{key}: missing; {usage}")
-    return found
-
-
 def summary_updates(folder: Path) -> list[dict[str, str]]:
     """The rows of updates.csv as they are."""
     with (folder / "updates.csv").open(encoding="utf-8", newline="") as file:

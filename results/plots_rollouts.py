@@ -47,10 +47,12 @@ def _plain(axis: Any) -> None:
 
 
 def _cumulative(axis: Any, values: list[float], mark: Mark, label: str) -> None:
-    ordered = sorted(v for v in values if v > 0)
-    shares = [100 * (k + 1) / len(ordered) for k in range(len(ordered))]
-    axis.step(ordered, shares, where="post", color=mark.colour, linestyle=mark.line, label=label,
-              marker=mark.marker, markevery=max(1, len(ordered) // 6), markersize=5)  # fmt: skip
+    import seaborn
+
+    shown = [v for v in values if v > 0]  # a logarithm has no place for 0
+    seaborn.ecdfplot(x=shown, stat="percent", ax=axis, color=mark.colour, linestyle=mark.line,
+                     label=label, marker=mark.marker, markevery=max(1, len(shown) // 6),
+                     markersize=5)  # fmt: skip
 
 
 def arrivals(comparison: Comparison, target: float | None) -> Plot:

@@ -6,8 +6,6 @@ are 95 %, in brackets.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,21 +62,21 @@ class Table:
 
     def csv(self) -> str:
         """Figures at full length, the interval's ends in columns of their own where there are."""
+        import pandas
+
         wide = [any(row[i].interval for row in self.rows) for i in range(len(self.columns))]
         header = []
         for column, has in zip(self.columns, wide, strict=True):
             header += [column, f"{column}, low", f"{column}, high"] if has else [column]
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
+        lines = []
         for row in self.rows:
             line: list[Any] = []
             for cell, has in zip(row, wide, strict=True):
                 line.append(cell.text if cell.value is None else cell.value)
                 if has:
                     line += list(cell.interval or ("", ""))
-            writer.writerow(line)
-        return file.getvalue()
+            lines.append(line)
+        return pandas.DataFrame(lines, columns=header, dtype=object).to_csv(index=False)
 
 
 def document(tables: Sequence[Table]) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from harness import paper_table
+from harness.entry import settings
 from harness.paper_table import Row, Table, ideal_s, markdown, valley, verdict
 from harness.protocols import InfrastructureError, UsageError
-from harness.virtual_jobs import Simulator, made_by, settings
+from harness.virtual_jobs import Simulator, made_by
 
 SMALL = ("hardware=8xb200", "workload=math", "budget.kind=updates", "budget.limit=1",
          "rollout.groups_per_batch=4", "rollout.group_size=2")  # fmt: skip
