@@ -22,7 +22,7 @@ def colocated_job(run_job, tmp_path_factory):
     )  # fmt: skip
 
 
-@pytest.fixture(params=["stream", "sync", "colocated"])
+@pytest.fixture(params=["stream", pytest.param("sync", marks=pytest.mark.slow), "colocated"])
 def job(request):
     return request.getfixturevalue(f"{request.param}_job")
 

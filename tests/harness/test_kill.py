@@ -57,7 +57,7 @@ def containers(run: str) -> list[str]:
     [
         ("stream", signal.SIGINT, 130),
         pytest.param("stream", signal.SIGTERM, 143, marks=pytest.mark.slow),
-        ("async", signal.SIGTERM, 143),
+        pytest.param("async", signal.SIGTERM, 143, marks=pytest.mark.slow),
     ],
     ids=["stream-SIGINT", "stream-SIGTERM", "async-SIGTERM"],
 )

@@ -197,6 +197,7 @@ def test_a_run_is_relearned_bit_for_bit_from_its_records(stream_job, tmp_path: P
     assert not changed["bit_identical"]
 
 
+@pytest.mark.slow
 def test_submit_does_not_wait_for_the_own_reward(run_job, tmp_path: Path):
     job = run_job(
         tmp_path, "schedule=stream", "schedule.release=submit", "evaluation.initial=false",

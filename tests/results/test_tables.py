@@ -213,6 +213,7 @@ def test_latex_compiles(make_run, tmp_path: Path):
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_tabulate_in_seconds(make_run, tmp_path: Path):
     import time
 

@@ -46,7 +46,7 @@ class Steps:
         return torch.cat([p.detach().flatten() for p in learner.parameters])
 
 
-@pytest.mark.parametrize("release", ["reward", "submit"])
+@pytest.mark.parametrize("release", [pytest.param("reward", marks=pytest.mark.slow), "submit"])
 def test_arrival_order_changes_no_bit_with_a_float64_ledger(policy, tmp_path, release):
     steps = Steps(policy, tmp_path, "float64", release)
     reference = steps(Sync(steps.config), 0)

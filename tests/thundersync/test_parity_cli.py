@@ -61,7 +61,7 @@ def test_every_distillation_is_checked_unless_one_is_said() -> None:
     assert list(variants(parse([]).terms)) == ["grpo"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 def test_streamed_distillation_is_synchronous_distillation(dtype: str, policy: Path) -> None:
     options = parse([
         "objective=opd", f"dtype={dtype}", f"policy={policy}", "permutations=3", "groups=2",
@@ -246,6 +246,7 @@ def test_every_case_has_an_order_of_its_own(qwen3: Path, tmp_path: Path) -> None
     assert {len(o) for o in orders} == {1, 2, 3, 4}
 
 
+@pytest.mark.slow
 def test_a_parameter_gap_alone_can_fail_a_case(qwen3: Path, tmp_path: Path) -> None:
     check = Check(qwen3, "float32", tmp_path, Shape(2, 4, 20), permutations=8)
     assert check.row(Case())["ok"]

@@ -24,7 +24,7 @@ def checks(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, C
     }
 
 
-@pytest.mark.parametrize("release", ["reward", "submit"])
+@pytest.mark.parametrize("release", [pytest.param("reward", marks=pytest.mark.slow), "submit"])
 def test_float32_stays_within_the_control_in_gradients_and_over_updates(
     checks: dict[str, Check], release: str
 ) -> None:

@@ -7,6 +7,8 @@ import gzip
 import shutil
 from pathlib import Path
 
+import pytest
+
 from baselines.sync import Sync
 from harness.config import Config
 from harness.learner.torch_learner import TorchLearner
@@ -22,6 +24,7 @@ from thundersync.stream import Stream
 RECORDED = Path(__file__).with_name("data") / "recorded.jsonl.gz"
 
 
+@pytest.mark.slow
 def test_every_rung_gives_the_synchronous_update_of_recorded_trajectories(tmp_path: Path) -> None:
     plain = tmp_path / "trajectories.jsonl"
     with gzip.open(RECORDED) as packed, plain.open("wb") as file:

@@ -33,7 +33,7 @@ def adapted(make_config: Callable[..., Config]) -> Callable[[int, str], Config]:
     return make
 
 
-@pytest.mark.parametrize("layout", ["ddp", "sharded", "fsdp"])
+@pytest.mark.parametrize("layout", [pytest.param("ddp", marks=pytest.mark.slow), "sharded", "fsdp"])
 def test_two_ranks_make_the_updates_of_one(
     adapted: Callable[[int, str], Config], fleet: Callable[[Config], Any], layout: str
 ) -> None:
