@@ -18,11 +18,6 @@ TURN_PASSES = ("extend", "finish")  # of one trajectory each, which together are
 KEPT_UPDATES = 8  # a fit forgets what is older: a first update's cold caches, another neighbour
 
 
-def padded_tokens(chunk: Sequence[Trajectory]) -> int:
-    """Tokens that a backward pass over `chunk` computes, padding included."""
-    return padded(chunk)
-
-
 @dataclass(frozen=True)
 class PassCost:
     """Seconds of one backward pass: `pass_s` + `token_s` x padded tokens."""
@@ -181,7 +176,5 @@ class History:
 def packed_s(chunks: Iterable[Sequence[Trajectory]], cost: PassCost) -> Mapping[str, float]:
     """Trajectory id -> seconds of its share of a packing's passes."""
     return {
-        t.trajectory_id: cost.seconds(padded_tokens(chunk)) / len(chunk)
-        for chunk in chunks
-        for t in chunk
+        t.trajectory_id: cost.seconds(padded(chunk)) / len(chunk) for chunk in chunks for t in chunk
     }

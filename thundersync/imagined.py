@@ -19,7 +19,8 @@ from harness.protocols import (
     TrajectoryFinished,
     TurnGenerated,
 )
-from harness.timings import Costs, UpdateTimings, padded_tokens
+from harness.sequences import padded
+from harness.timings import Costs, UpdateTimings
 from thundersync.imagined_turns import Begun, beside
 
 
@@ -120,7 +121,7 @@ class ImaginedLearner:
         left_s, others = self._finish(trajectories)
         shares = split(others, self._ranks)
         cost = self._costs.accumulate
-        passes_s = [cost.seconds(padded_tokens(s)) for s in shares if s]
+        passes_s = [cost.seconds(padded(s)) for s in shares if s]
         self._batch.now_s += left_s + max(passes_s, default=0.0)
 
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
@@ -133,7 +134,7 @@ class ImaginedLearner:
                 rows = [known[i] for i in part.trajectory_ids]
                 seconds, others = self._finish(rows)
                 if others:
-                    seconds += self._costs.capture.seconds(padded_tokens(others))
+                    seconds += self._costs.capture.seconds(padded(others))
                 took_s[-1] += seconds
                 self._captured_s[part.group] = self._captured_s.get(part.group, 0.0) + seconds
                 if part.reward is None:

@@ -19,7 +19,8 @@ from typing import Any, cast
 from harness.config import Config
 from harness.objectives.estimators import ESTIMATORS
 from harness.protocols import Batch, Release, Run
-from harness.timings import Costs, UpdateTimings, padded_tokens
+from harness.sequences import padded
+from harness.timings import Costs, UpdateTimings
 from thundersync.imagined import ImaginedBatch, ImaginedLearner, ImaginedRun
 from thundersync.imagined_turns import beside, end_s, lengths
 
@@ -137,7 +138,7 @@ def _turns(updates: Sequence[UpdateTimings], costs: Costs) -> str:
     if costs.turns is None or not trajectories:
         return ""
     turns = beside(costs, trajectories)
-    whole_s = statistics.fmean(costs.capture.seconds(padded_tokens([t])) for t in trajectories)
+    whole_s = statistics.fmean(costs.capture.seconds(padded([t])) for t in trajectories)
     left_s = statistics.fmean(end_s(turns, t) for t in trajectories)
     return (
         f", a trajectory's end {whole_s * 1e3:.1f} ms whole and {left_s * 1e3:.1f} ms by turns "
