@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +26,13 @@ from harness.costs.recording import Life, Profile, Recording, read
 from harness.costs.select import check_hardware
 from harness.costs.shapes import shape
 from harness.protocols import UsageError
-
-
-@functools.cache
-def synthetic() -> Any:
-    """tests/harness/costs/recordings.py, which is no package's."""
-    path = Path(__file__).with_name("costs") / "recordings.py"
-    spec = importlib.util.spec_from_file_location("recordings", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["recordings"] = module
-    spec.loader.exec_module(module)
-    return module
+from tests.harness.costs import recordings
 
 
 def recorded(folder: Path) -> tuple[Any, list[Recording]]:
-    planted = synthetic().Planted()
+    planted = recordings.Planted()
     runs = [
-        read(synthetic().record(folder / str(i), planted, i, streaming), i)
+        read(recordings.record(folder / str(i), planted, i, streaming), i)
         for i, streaming in enumerate((False, True))
     ]
     return planted, runs
@@ -120,8 +106,8 @@ def test_the_command_writes_a_preset_and_tells_held_out_errors_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(tmp_path)
-    slower = synthetic().Planted(pass_s=0.1, learner_flops_s=2.5e9, capture_s=0.08)
-    synthetic().record(tmp_path / "slower", slower, 5, True)
+    slower = recordings.Planted(pass_s=0.1, learner_flops_s=2.5e9, capture_s=0.08)
+    recordings.record(tmp_path / "slower", slower, 5, True)
     out = tmp_path / "experiment" / "here.yaml"
     monkeypatch.setattr(
         "sys.argv",
@@ -169,7 +155,7 @@ def test_mistakes_are_one_line(
 
 
 def test_runs_that_measure_nothing_are_refused(tmp_path: Path) -> None:
-    folder = synthetic().record(tmp_path / "run", synthetic().Planted(), 0, False)
+    folder = recordings.record(tmp_path / "run", recordings.Planted(), 0, False)
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"clock": "virtual"}))
     with pytest.raises(UsageError, match="virtual time"):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,22 +12,12 @@ from harness import calibrate, composition, validate_virtual
 from harness.costs.recording import read
 from harness.validate_virtual import Row, configure, summary_line, table
 from harness.virtual_jobs import Simulator
-
-
-def recordings() -> Any:
-    """tests/harness/costs/recordings.py, which is no package's."""
-    path = Path(__file__).with_name("costs") / "recordings.py"
-    spec = importlib.util.spec_from_file_location("recordings", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["recordings"] = module
-    spec.loader.exec_module(module)
-    return module
+from tests.harness.costs import recordings
 
 
 def recorded(folder: Path, streaming: bool, seed: int) -> Path:
     """A synthetic run with all of a configuration and the figures that are compared."""
-    recordings().record(folder, recordings().Planted(), seed, streaming)
+    recordings.record(folder, recordings.Planted(), seed, streaming)
     name = "stream" if streaming else "sync"
     config = dataclasses.asdict(
         composition.compose(
