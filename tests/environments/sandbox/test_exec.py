@@ -58,10 +58,11 @@ def test_reading_standard_input_does_not_hang(backend):
 
 
 def test_background_child_holds_nothing_up_and_lives_on(backend):
+    # mv: a reader must not come between a file's opening, which empties it, and its writing.
     async def body(sandbox):
         started = time.monotonic()
         result = await sandbox.exec(
-            "while :; do echo tick; date +%s%N > beat; sleep 0.02; done & echo started",
+            "while :; do echo tick; date +%s%N > new; mv new beat; sleep 0.02; done & echo started",
             timeout_s=20,
         )
         assert result.output.startswith("started\n") or "started\n" in result.output
@@ -86,7 +87,7 @@ def test_loud_background_child_neither_dies_nor_blocks(backend):
 
 def test_timeout_kills_whatever_was_started(backend):
     command = """
-        setsid bash -c 'trap "" TERM HUP INT; while :; do date +%s%N > beat; sleep 0.02; done' &
+        setsid bash -c 'trap "" TERM HUP INT; while :; do date +%s%N > new; mv new beat; sleep 0.02; done' &
         (setsid sleep 1000 & disown) &
         python3 -c 'import os, time
 if os.fork() == 0 and os.setsid() and os.fork() == 0: time.sleep(1000)' &
