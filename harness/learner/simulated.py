@@ -201,7 +201,9 @@ class SimulatedLearner:
 
     async def fold(self, spec: FoldSpec) -> None:
         async with self._turn:
-            ranks = sorted(self._holds.pop(spec.group, {0}))
+            self._holds.pop(spec.group, None)
+            # Of what is folded: a rank may hold the group no more, after a discard.
+            ranks = sorted({self._holder[n] for n in spec.coefficients if n in self._holder} or {0})
             held = {rank: self._ledgers[rank] for rank in ranks}
             seconds = {
                 rank: self._costs.fold_s(ledger.fold(spec.group, spec.coefficients))

@@ -78,6 +78,22 @@ def test_ranks_work_side_by_side_in_passes_of_at_most_a_chunk(toy: Any) -> None:
     ]  # fmt: skip
 
 
+def test_a_rank_whose_only_capture_was_discarded_does_not_fold(toy: Any) -> None:
+    world = World(toy(fold=2), ranks=2)
+    lost, again = trajectory("0-0", 5), trajectory("0-0-r1", 5, reward=0.0)
+    kept = trajectory("0-1", 5, reward=1.0)
+    learner = world.learner
+    world.play(
+        learner.capture([lost, kept]),  # one on each rank
+        learner.discard(["0-0"]),
+        learner.accumulate([again], [-1.0]),
+    )
+    before_s = world.clock.now()
+    world.play(learner.fold(FoldSpec(0, {"0-0-r1": (0.0, -1.0), "0-1": (1.0, 1.0)})))
+    assert world.clock.now() == before_s + 2
+    world.play(learner.step(1.0))
+
+
 def test_a_turn_that_was_passed_forward_is_not_passed_again(toy: Any) -> None:
     """Forward passes: 12 tokens 3 s, 8 more 2 s; what is left of 20 is 20 - 5."""
     world = World(toy())
