@@ -132,6 +132,16 @@ class ObjectiveConfig:
 
 
 @dataclass
+class ToolWaitConfig:
+    """Waited before every command of an agent, on top of what it takes to run: log-normal, drawn
+    from the trajectory's seed and the turn, so that every schedule waits the same. For tasks whose
+    commands are quicker than those they stand for; no wait by default."""
+
+    median_s: float = 0.0
+    sigma: float = 0.0
+
+
+@dataclass
 class RolloutConfig:
     group_size: int = 8
     groups_per_batch: int = 8
@@ -144,6 +154,7 @@ class RolloutConfig:
     # The agent sees the task and so many of its last turns; null: all of them. Where turns are left
     # out its context is rewritten, and the trajectory has several sequences.
     history_turns: int | None = None
+    tool_wait: ToolWaitConfig = field(default_factory=ToolWaitConfig)
 
 
 @dataclass

@@ -54,7 +54,8 @@ class VersionSpan:
 @dataclass(slots=True)
 class Turn:
     """One action and the observation it caused; token offsets into the trajectory, times in
-    seconds on the run's clock. `exec_s` is the tool call alone."""
+    seconds on the run's clock. `exec_s` is the tool call alone, `waited_s` of it was no command's
+    time but rollout.tool_wait's."""
 
     action_start: int
     action_end: int
@@ -62,6 +63,7 @@ class Turn:
     generated_s: float
     finished_s: float = 0.0
     exec_s: float = 0.0
+    waited_s: float = 0.0
     exit_code: int | None = None
     timed_out: bool = False
     out_of_memory: bool = False

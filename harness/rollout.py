@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -240,9 +241,12 @@ class Rollouts:
             if text is not None and command is None:
                 trajectory.end = "submit"
             elif command is not None:
+                called_s = clock.now()
+                await self._wait(trajectory)
                 exec_started_s = clock.now()
+                turn.waited_s = exec_started_s - called_s
                 result = await sandbox.exec(command, timeout_s=environment.command_timeout_s)
-                turn.exec_s = clock.now() - exec_started_s
+                turn.exec_s = clock.now() - called_s
                 turn.exit_code, turn.timed_out = result.exit_code, result.timed_out
                 turn.out_of_memory = result.out_of_memory
                 self._busy(slot, "exec", exec_started_s, trajectory)
@@ -251,6 +255,13 @@ class Rollouts:
             emit(TurnFinished(trajectory, len(trajectory.turns) - 1))
             if trajectory.end is None and len(trajectory.turns) >= self._limits.max_turns:
                 trajectory.end = "turn_limit"
+
+    async def _wait(self, trajectory: Trajectory) -> None:
+        """rollout.tool_wait before the latest turn's command; the sandbox is idle meanwhile."""
+        wait = self._limits.tool_wait
+        if wait.median_s:
+            draw = random.Random(derive_seed(trajectory.seed, "tool", len(trajectory.turns)))
+            await self._clock.sleep(draw.lognormvariate(math.log(wait.median_s), wait.sigma))
 
     async def _verify(
         self, task: Task, trajectory: Trajectory, submission: Submission, slot: int

@@ -42,6 +42,7 @@ _ONLY = {
     "evaluation.final": (False, "nothing is learnt that could be evaluated"),
     "cluster.pin_cores": (False, "nothing runs on cores"),
     "rollout.history_turns": (None, "no prompt is written, so that none is rewritten"),
+    "rollout.tool_wait.median_s": (0.0, "workload.tool_s says what tool calls take"),
     "learner.parallel": ("ddp", "ranks take whole trajectories"),
 }
 

@@ -95,6 +95,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "rollout.time_limit_s": (0, math.inf, False),
     "rollout.retries": (0, math.inf, True),
     "rollout.history_turns": (1, math.inf, True),
+    "rollout.tool_wait.median_s": (0, math.inf, True),
+    "rollout.tool_wait.sigma": (0, 10, True),
     "teacher.devices": (1, math.inf, True),
     "teacher.sessions": (1, math.inf, True),
     "teacher.timeout_s": (0, math.inf, False),

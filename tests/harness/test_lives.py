@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ from environments.protocols import ExecResult, InfrastructureError, Submission, 
 from harness.accounting import ALIVE
 from harness.agents import ScriptedAgent
 from harness.clock import WallClock
-from harness.config import RolloutConfig
-from harness.protocols import Interval, Task
+from harness.config import RolloutConfig, ToolWaitConfig
+from harness.protocols import Interval, Task, Trajectory
 from harness.rollout import Rollouts
 from harness.timeline import Timeline, blocked
 
@@ -95,16 +95,23 @@ class Thinking(ScriptedAgent):
         return await super().act(*arguments)
 
 
-def lived(world: Slow, lives: int = 1, cancel_after_s: float | None = None) -> list[Interval]:
+def lived(
+    world: Slow,
+    lives: int = 1,
+    cancel_after_s: float | None = None,
+    limits: RolloutConfig | None = None,
+    commands: Sequence[str] = ("true",),
+    ended: list[Trajectory | None] | None = None,
+) -> list[Interval]:
     async def body() -> list[Interval]:
         clock, everything = LoopClock(), world
-        agent: Callable[[Task], Any] = lambda task: Thinking(["true"])  # noqa: E731
+        agent: Callable[[Task], Any] = lambda task: Thinking(list(commands))  # noqa: E731
         rollouts = Rollouts(
             everything,  # pyright: ignore[reportArgumentType]
             agent,
             everything,  # pyright: ignore[reportArgumentType]
             clock,
-            RolloutConfig(retries=0),
+            limits or RolloutConfig(retries=0),
             0.0,
             verification=asyncio.Semaphore(1),
         )
@@ -114,7 +121,9 @@ def lived(world: Slow, lives: int = 1, cancel_after_s: float | None = None) -> l
         ]
         if cancel_after_s is None:
             for task in tasks:
-                await task
+                trajectory = await task
+                if ended is not None:
+                    ended.append(trajectory)
         else:
             await asyncio.sleep(cancel_after_s)
         await clock.cancel_all()
@@ -160,3 +169,23 @@ def test_a_life_that_failed_was_a_life_and_its_slot_is_free_again(fails):
 def test_a_life_that_the_budget_ended_counts_until_then():
     intervals = lived(Slow(), cancel_after_s=2.5 * STEP_S)
     assert steps(intervals, ALIVE) == [3.5]  # its sandbox is stopped
+
+
+def test_a_wait_before_a_command_is_the_calls_time_and_no_work_of_the_sandbox():
+    """Drawn from the trajectory's seed and the turn: the same in every schedule, no two alike."""
+
+    def waits(sigma: float) -> list[float]:
+        ended: list[Any] = []
+        limits = RolloutConfig(retries=0, tool_wait=ToolWaitConfig(3.0, sigma))
+        intervals = lived(Slow(), limits=limits, commands=["a", "b"], ended=ended)
+        assert steps(intervals, "exec") == pytest.approx([1, 1])
+        calls = ended[0].turns[:2]
+        assert [turn.exec_s - turn.waited_s for turn in calls] == pytest.approx([STEP_S, STEP_S])
+        (life,) = [i for i in intervals if i.name == ALIVE]
+        assert life.end_s - life.start_s == pytest.approx(9 + sum(turn.waited_s for turn in calls))
+        return [turn.waited_s for turn in calls]
+
+    assert waits(0.0) == pytest.approx([3.0, 3.0])
+    drawn = waits(1.0)
+    assert drawn == waits(1.0)
+    assert len(set(drawn)) == 2

@@ -80,7 +80,10 @@ def test_an_answer_costs_few_seconds(
 def test_a_sweep_with_a_misspelt_option_starts_no_job(tmp_path: Path) -> None:
     ended = _run(tmp_path, "-m", "schedule=sync,asinc", "tracking=none")
     assert ended.returncode == 2
-    there = "async, async_4, async_8, one_step_off, stream, stream_group, sync, sync_colocated"
+    there = (
+        "async, async_4, async_8, one_step_off, stream, stream_group, stream_submit, stream_turn, "
+        "sync, sync_colocated"
+    )
     assert f"schedule=asinc: no such option; there is: {there}" in ended.stderr
     assert not list(tmp_path.rglob("summary.json"))
 

@@ -87,7 +87,8 @@ def test_loud_background_child_neither_dies_nor_blocks(backend):
 
 def test_timeout_kills_whatever_was_started(backend):
     command = """
-        setsid bash -c 'trap "" TERM HUP INT; while :; do date +%s%N > new; mv new beat; sleep 0.02; done' &
+        setsid bash -c 'trap "" TERM HUP INT
+            while :; do date +%s%N > new; mv new beat; sleep 0.02; done' &
         (setsid sleep 1000 & disown) &
         python3 -c 'import os, time
 if os.fork() == 0 and os.setsid() and os.fork() == 0: time.sleep(1000)' &
