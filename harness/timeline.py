@@ -164,7 +164,8 @@ class Timeline:
             process, thread = ids[i.resource]
             yield {
                 "ph": "X", "name": i.name, "pid": process, "tid": thread, "ts": self._us(i.start_s),
-                "dur": round((i.end_s - i.start_s) * 1e6, 3), "args": dict(i.args),
+                # From rounded ends, so that what touches does not overlap.
+                "dur": round(self._us(i.end_s) - self._us(i.start_s), 3), "args": dict(i.args),
             }  # fmt: skip
         for track, name, at_s, args in self._instants:
             process, thread = ids[track]
@@ -177,10 +178,12 @@ class Timeline:
     def _flows(self, ids: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
         """An arrow from each trajectory to every backward that it is in: from the last that had
         begun of its sandbox's intervals (under `release=submit` the verifier may still run) to the
-        learner's. Chrome's format: a start and a finish of one id, each inside its interval."""
+        learner's. Chrome's format: a start and a finish of one id, each inside its interval (one
+        without a length has no inside)."""
         rollouts: dict[str, list[Interval]] = {}
         for i in self.traced():
-            if i.resource.startswith("sandbox/") and "trajectory" in i.args:
+            drawn = self._us(i.end_s) > self._us(i.start_s)
+            if drawn and i.resource.startswith("sandbox/") and "trajectory" in i.args:
                 rollouts.setdefault(i.args["trajectory"], []).append(i)
         arrow = 0
         for backward in self.traced():

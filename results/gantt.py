@@ -35,7 +35,8 @@ COLOURS = {
     "stop": "#CCCCCC",
 }
 OTHER = "#BBBBBB"
-HATCHES = {"capture": "////"}  # in greyscale as light as its neighbours
+# What is as light as its neighbours in greyscale.
+HATCHES = {"capture": "////", "finish": "////", "publish": "...."}
 WORDS = {
     "capture": "backward before its group closed (streamed)",
     "extend": "forward of a finished turn",
@@ -133,7 +134,7 @@ def draw(updates: Sequence[dict[str, Any]]) -> Any:
     handles = [
         Patch(facecolor=COLOURS[name], hatch=HATCHES.get(name), label=words)
         for name, words in WORDS.items()
-        if name in seen
+        if name in seen or (name == "capture" and "finish" in seen)
     ]
     handles.append(Patch(color="#CC79A7", label="a group closes"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)

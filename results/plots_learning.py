@@ -186,6 +186,7 @@ def reward(comparison: Comparison, target: float | None) -> Plot:
                               color=mark.colour, alpha=0.15, linewidth=0)  # fmt: skip
     if not drawn:
         return "no updates.csv with a reward"
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("update")
     axis.set_ylabel("mean reward of the update's trajectories")
     legend(figure, axis)

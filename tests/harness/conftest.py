@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gzip
 import json
 import os
@@ -81,3 +82,51 @@ def stream_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 @pytest.fixture(scope="session")
 def sync_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job(tmp_path_factory.mktemp("sync"), "schedule=sync", "evaluation.marks=[0.5,0.9]")
+
+
+def check_trace(trace: dict[str, Any]) -> None:
+    """Chrome's JSON trace format as Perfetto reads it: every event on a named track of a named
+    process; a track's slices in order of time, one inside another or apart; arrows of one start and
+    one finish, each bound to a slice that is there at its moment. Returns nothing, asserts."""
+    events = trace["traceEvents"]
+    assert {e["ph"] for e in events} <= set("MXisf")
+    processes = {e["pid"] for e in events if e["name"] == "process_name"}
+    tracks = [(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"]
+    names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert len(tracks) == len(set(tracks)) and len(names) == len(set(names))
+    assert {pid for pid, _ in tracks} == processes
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = collections.defaultdict(list)
+    arrows: dict[str, dict[int, Any]] = {"s": {}, "f": {}}
+    for e in events:
+        if e["ph"] == "M":
+            continue
+        assert (e["pid"], e["tid"]) in tracks, e
+        if e["ph"] == "X":
+            assert e["dur"] >= 0, e
+            slices[e["pid"], e["tid"]].append((e["ts"], e["ts"] + e["dur"]))
+        elif e["ph"] in arrows:
+            assert e["id"] not in arrows[e["ph"]], e
+            arrows[e["ph"]][e["id"]] = e
+    within_us = 5e-4  # half of the last digit: the end of a slice is a sum of floats
+    for track, found in slices.items():
+        starts = [start for start, _ in found]
+        assert starts == sorted(starts), track
+        open_: list[float] = []
+        for start, end in sorted(found, key=lambda s: (s[0], -s[1])):
+            while open_ and open_[-1] <= start + within_us:
+                open_.pop()
+            assert not open_ or end <= open_[-1] + within_us, (track, start, end)
+            open_.append(end)
+    assert arrows["s"].keys() == arrows["f"].keys()
+    for number, leaves in arrows["s"].items():
+        arrives = arrows["f"][number]
+        assert arrives["bp"] == "e" and arrives["ts"] >= leaves["ts"]
+        assert (arrives["cat"], arrives["name"]) == (leaves["cat"], leaves["name"])
+        for e in (leaves, arrives):
+            at, there = e["ts"], slices[e["pid"], e["tid"]]
+            assert any(start <= at < end for start, end in there), e
+
+
+@pytest.fixture(scope="session", name="check_trace")
+def check_trace_fixture() -> Callable[[dict[str, Any]], None]:
+    return check_trace
