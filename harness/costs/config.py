@@ -20,9 +20,11 @@ class HardwareConfig:
     # adds its gain, a fraction of the first.
     threads: bool = False
     # Engine, learner and sandboxes share so many cores (0: each has its own); a sandbox at work
-    # keeps `sandbox_cores` of one busy.
+    # keeps `sandbox_cores` of one busy, and more than `sandboxes_felt` of them are felt like so
+    # many (0: all are felt), because most then wait for one another.
     cores: int = 0
     sandbox_cores: float = 0.0
+    sandboxes_felt: int = 0
     engine_thread_gain: float = 1.0
     learner_thread_gain: float = 1.0
     # A device.

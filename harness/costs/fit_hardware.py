@@ -7,6 +7,7 @@ wants; a duration is the work times the contention (harness.costs.model) while i
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,26 +22,50 @@ from harness.costs.recording import SANDBOX_WORK, Array, Profile, Recording
 from harness.costs.shapes import shape
 from harness.protocols import UsageError
 
+MOMENTS = 16  # of each measured duration, at which it is asked who else was at work
 BIN_S = 0.25  # of the engine's work: some decode steps long, and shorter than a burst of sandboxes
-SANDBOX_CORES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)  # what is tried
+# What is tried.
+SANDBOX_CORES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.3, 1.7)
+SANDBOXES_FELT = (3, 5, 8, 12, 20, 0)
+# Where runs differ in threads. Above 1: a thread that waits for its core holds up all, two are held
+# up less by sandboxes than one.
+THREAD_GAINS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+FLOPS = 1  # the feature that threads share; a step and a pass are begun by one
 PASSES = ("accumulate", "capture")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What CostModel.contention knows of the cores."""
+
+    cores: int
+    sandbox_cores: float
+    sandboxes_felt: int  # 0: all
 
 
 @dataclass(frozen=True)
 class Work:
     """Measured durations of one kind in one run, and what they did: `features_NF` before the
-    contention, which `wanted_N` (threads of engine and learner) and `sandboxes_N` make."""
+    contention, which `wanted_NM` (threads of engine and learner) and `sandboxes_NM` make at moments
+    of each. `threads` do it together: one more is worth a `gain` of the first."""
 
     run: int
+    threads: float
     took_s_N: Array
     features_NF: Array
-    wanted_N: Array
-    sandboxes_N: Array
+    wanted_NM: Array
+    sandboxes_NM: Array
 
-    def under(self, sandbox_cores: float, cores: int) -> Array:
-        """Features times contention: their product with the costs is the duration."""
-        wanted = self.wanted_N + sandbox_cores * self.sandboxes_N
-        return self.features_NF * np.maximum(1.0, wanted / cores)[:, None]
+    def under(self, shared: Shared, gain: float) -> Array:
+        """Features times contention: their product with the costs is the duration. Work goes on at
+        the speed that each moment leaves it, so that its contention is the harmonic mean of
+        theirs."""
+        sandboxes = np.minimum(self.sandboxes_NM, shared.sandboxes_felt or np.inf)
+        wanted = self.wanted_NM + shared.sandbox_cores * sandboxes
+        contention_N = 1 / np.mean(1 / np.maximum(1.0, wanted / shared.cores), axis=1)
+        alone = self.features_NF.copy()
+        alone[:, FLOPS] /= 1 + gain * (self.threads - 1)
+        return alone * contention_N[:, None]
 
 
 def engine_work(recording: Recording) -> Work:
@@ -103,9 +128,13 @@ def _work(
     else:
         others = Profile((b.start_s, b.end_s) for b in recording.named("generate"))
         other_threads = settings.engine_devices
-    wanted = engine_threads + learner_threads + other_threads * others.mean(starts, ends)
-    sandboxes = boxes.mean(starts, ends)
-    return Work(recording.number, took_s[kept], features[kept], wanted[kept], sandboxes[kept])
+    places = (np.arange(MOMENTS) + 0.5) / MOMENTS
+    moments_NM = starts[kept, None] + (ends - starts)[kept, None] * places
+    wanted_NM = engine_threads + learner_threads + other_threads * others.at(moments_NM)
+    own = engine_threads or learner_threads
+    return Work(
+        recording.number, own, took_s[kept], features[kept], wanted_NM, boxes.at(moments_NM)
+    )
 
 
 def _turns(recording: Recording) -> list[tuple[float, float, int, int, float]]:
@@ -125,49 +154,70 @@ def _turns(recording: Recording) -> list[tuple[float, float, int, int, float]]:
 class CpuCosts:
     """What was fitted; seconds, and FLOPs a second of one thread."""
 
-    cores: int
-    sandbox_cores: float
+    shared: Shared
     engine: tuple[float, float]  # of a step, of a FLOP
+    engine_thread_gain: float | None  # None: no two runs differ in threads
     learner: tuple[float, float, float]  # of a pass, of a FLOP, of an addition to the ledger
+    learner_thread_gain: float | None
     step_s: float
     publish_s: float
     fold_s: float
 
     def engine_s(self, work: Work) -> float:
-        return float((work.under(self.sandbox_cores, self.cores) @ self.engine).sum())
+        return float((work.under(self.shared, self.engine_thread_gain or 0.0) @ self.engine).sum())
 
     def learner_s(self, work: Work) -> float:
-        return float((work.under(self.sandbox_cores, self.cores) @ self.learner).sum())
+        gain = self.learner_thread_gain or 0.0
+        return float((work.under(self.shared, gain) @ self.learner).sum())
 
 
 def fit(recordings: Sequence[Recording], cores: int) -> CpuCosts:
-    """Costs under the sandboxes' share of a core that makes every run's totals come out best. The
-    fitted durations of all runs together sum to the measured ones. Raises UsageError where nothing
-    was decoded or learnt."""
+    """Costs under what sandboxes want of the cores, and what a second thread is worth, that make
+    every run's totals come out best. The fitted durations of all runs together sum to the measured
+    ones. Raises UsageError where nothing was decoded or learnt."""
     engines = [engine_work(r) for r in recordings]
     learners = [learner_work(r) for r in recordings]
     if not sum(len(w.took_s_N) for w in engines) or not sum(len(w.took_s_N) for w in learners):
         raise UsageError("runs: nothing was decoded or nothing learnt; give runs with updates")
     fits = []
-    for share in SANDBOX_CORES:
-        engine, engine_error = _solve(engines, share, cores)
-        learner, learner_error = _solve(learners, share, cores)
-        fits.append((engine_error + learner_error, share, engine, learner))
-    _, share, engine, learner = min(fits, key=lambda made: made[0])
+    for share, felt in itertools.product(SANDBOX_CORES, SANDBOXES_FELT):
+        shared = Shared(cores, share, felt)
+        engine, learner = _solve(engines, shared), _solve(learners, shared)
+        fits.append((engine.error + learner.error, shared, engine, learner))
+    _, shared, engine, learner = min(fits, key=lambda made: made[0])
 
     def typical(name: str) -> float:
         took = [b.took_s for r in recordings for b in r.named(name)]
         return statistics.median(took) if took else 0.0
 
     return CpuCosts(
-        cores, share, (engine[0], engine[1]), (learner[0], learner[1], learner[2]),
+        shared, (engine.costs[0], engine.costs[1]), engine.gain,
+        (learner.costs[0], learner.costs[1], learner.costs[2]), learner.gain,
         typical("step"), typical("publish") + typical("exchange"), typical("fold"),
     )  # fmt: skip
 
 
-def _solve(works: Sequence[Work], share: float, cores: int) -> tuple[list[float], float]:
-    """(costs, mean relative error of the runs' totals), by non-negative least squares."""
-    features = np.concatenate([w.under(share, cores) for w in works])
+@dataclass(frozen=True)
+class Solution:
+    """`error` is the mean relative one of the runs' totals."""
+
+    error: float
+    costs: list[float]
+    gain: float | None
+
+
+def _solve(works: Sequence[Work], shared: Shared) -> Solution:
+    """The best thread gain's costs, by non-negative least squares."""
+    if len({work.threads for work in works}) == 1:
+        costs, error = _costs(works, shared, 0.0)
+        return Solution(error, costs, None)
+    found = [(gain, *_costs(works, shared, gain)) for gain in THREAD_GAINS]
+    gain, costs, error = min(found, key=lambda made: made[2])
+    return Solution(error, costs, gain)
+
+
+def _costs(works: Sequence[Work], shared: Shared, gain: float) -> tuple[list[float], float]:
+    features = np.concatenate([w.under(shared, gain) for w in works])
     took_s = np.concatenate([w.took_s_N for w in works])
     scale = np.maximum(np.abs(features).max(axis=0), 1e-30)  # FLOPs and passes in one system
     costs = nnls(features / scale, took_s)[0] / scale
@@ -175,7 +225,7 @@ def _solve(works: Sequence[Work], share: float, cores: int) -> tuple[list[float]
     if predicted.sum() > 0:
         costs *= took_s.sum() / predicted.sum()
     errors = [
-        abs(float((w.under(share, cores) @ costs).sum() / w.took_s_N.sum()) - 1)
+        abs(float((w.under(shared, gain) @ costs).sum() / w.took_s_N.sum()) - 1)
         for w in works
         if len(w.took_s_N)
     ]
@@ -188,11 +238,13 @@ def hardware(costs: CpuCosts, policy: str, label: str, measured: str) -> Hardwar
     peak = 83.2e9
     policy_shape = shape(policy)
     config = HardwareConfig(
-        label=label, shape=policy, devices=costs.cores, threads=True,
-        engine_thread_gain=0.0, learner_thread_gain=0.0,
-        cores=costs.cores, sandbox_cores=costs.sandbox_cores,
+        label=label, shape=policy, devices=costs.shared.cores, threads=True,
+        engine_thread_gain=costs.engine_thread_gain or 0.0,
+        learner_thread_gain=costs.learner_thread_gain or 0.0,
+        cores=costs.shared.cores, sandbox_cores=costs.shared.sandbox_cores,
+        sandboxes_felt=costs.shared.sandboxes_felt,
         memory_bytes=8e9, memory_bytes_s=20e9, flops_s=peak, host_bytes_s=20e9,
-        host_memory_bytes_s=20e9, node_devices=max(2, 2 * costs.cores), link_bytes_s=10e9,
+        host_memory_bytes_s=20e9, node_devices=max(2, 2 * costs.shared.cores), link_bytes_s=10e9,
         network_bytes_s=10e9, weight_bytes=4, cache_bytes=4, engine_tensor_parallel=1,
         decode_memory_efficiency=1.0,
         decode_compute_efficiency=_efficiency(costs.engine[1], peak),
@@ -211,6 +263,9 @@ def hardware(costs: CpuCosts, policy: str, label: str, measured: str) -> Hardwar
     config.fold_s = max(0.0, 2 * config.fold_s - model.fold_s(2))
     config.step_s = max(0.0, 2 * config.step_s - model.step_s())
     config.publish_s = max(0.0, 2 * config.publish_s - model.publish_s())
+    for key in ("engine_thread_gain", "learner_thread_gain"):
+        if getattr(costs, key) is not None:
+            config.sources[key] = "MEASURED"
     for key, source in config.sources.items():
         config.sources[key] = source.replace("MEASURED", measured)
     return config
@@ -221,8 +276,9 @@ def _efficiency(flop_s: float, peak: float) -> float:
 
 
 _FITTED = (
-    "sandbox_cores", "decode_compute_efficiency", "decode_step_s", "prefill_efficiency",
-    "train_efficiency", "chunk_s", "capture_s", "fold_s", "step_s", "publish_s",
+    "sandbox_cores", "sandboxes_felt", "decode_compute_efficiency", "decode_step_s",
+    "prefill_efficiency", "train_efficiency", "chunk_s", "capture_s", "fold_s", "step_s",
+    "publish_s",
 )  # fmt: skip
 SOURCES = {
     "shape": "the recorded runs' policy",

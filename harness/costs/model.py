@@ -136,6 +136,8 @@ class CostModel:
         and learner (its own included) and sandboxes are busy: cores are shared fairly."""
         if not self._hardware.cores:
             return 1.0
+        if self._hardware.sandboxes_felt:
+            sandboxes = min(sandboxes, self._hardware.sandboxes_felt)
         wanted = engine_threads + learner_threads + self._hardware.sandbox_cores * sandboxes
         return max(1.0, wanted / self._hardware.cores)
 

@@ -55,7 +55,12 @@ class Profile:
         order = np.argsort(times, kind="stable")
         self._times = times[order]
         counts = np.cumsum(steps[order])
+        self._counts = np.concatenate([[0.0], counts])
         self._area = np.concatenate([[0.0], np.cumsum(counts[:-1] * np.diff(self._times))])
+
+    def at(self, times_s: Array) -> Array:
+        """Their number at each of these moments."""
+        return self._counts[np.searchsorted(self._times, times_s, side="right")]
 
     def mean(self, starts_s: Array, ends_s: Array) -> Array:
         """Their mean number in each of these spans."""

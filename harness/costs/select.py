@@ -23,7 +23,7 @@ _AT_LEAST_0 = (
     "decode_step_s", "decode_sequence_s", "prefill_s", "recompute", "chunk_s", "capture_s",
     "fold_s", "step_s", "publish_s", "switch_s", "buffer_overlap", "engine_thread_gain",
     "learner_thread_gain",
-    "cores", "sandbox_cores",
+    "cores", "sandbox_cores", "sandboxes_felt",
 )  # fmt: skip
 _AT_MOST_1 = (*_EFFICIENCIES, "buffer_overlap")
 _COUNTS = ("devices", "node_devices", "engine_tensor_parallel", "learner_tensor_parallel")

@@ -32,8 +32,8 @@ from tests.harness.costs import recordings
 def recorded(folder: Path) -> tuple[Any, list[Recording]]:
     planted = recordings.Planted()
     runs = [
-        read(recordings.record(folder / str(i), planted, i, streaming), i)
-        for i, streaming in enumerate((False, True))
+        read(recordings.record(folder / str(i), planted, i, streaming, threads), i)
+        for i, (streaming, threads) in enumerate(((False, 1), (True, 1), (False, 2)))
     ]
     return planted, runs
 
@@ -41,7 +41,10 @@ def recorded(folder: Path) -> tuple[Any, list[Recording]]:
 def test_planted_costs_are_found_again(tmp_path: Path) -> None:
     planted, runs = recorded(tmp_path)
     costs = fit_hardware.fit(runs, cores=2)
-    assert costs.sandbox_cores == planted.sandbox_cores
+    assert costs.shared.sandbox_cores == planted.sandbox_cores
+    assert costs.shared.sandboxes_felt == planted.sandboxes_felt
+    assert costs.engine_thread_gain == planted.engine_thread_gain
+    assert costs.learner_thread_gain == planted.learner_thread_gain
     pass_s, flop_s, capture_s = costs.learner
     assert pass_s == pytest.approx(planted.pass_s, rel=0.02)
     assert 1 / flop_s == pytest.approx(planted.learner_flops_s, rel=0.02)

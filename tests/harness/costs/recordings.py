@@ -23,14 +23,17 @@ class Planted:
     learner_flops_s: float = 5e9
     capture_s: float = 0.04
     sandbox_cores: float = 0.5
+    sandboxes_felt: int = 8
+    engine_thread_gain: float = 0.75
+    learner_thread_gain: float = 0.5
     optimizer_s: float = 0.006
 
 
 class Writer:
     """A run's events, written one after the other."""
 
-    def __init__(self, planted: Planted, seed: int) -> None:
-        self.planted, self.random = planted, random.Random(seed)
+    def __init__(self, planted: Planted, seed: int, threads: int) -> None:
+        self.planted, self.random, self.threads = planted, random.Random(seed), threads
         self.events: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
             for pid, name in ((1, "engine"), (3, "learner"), (4, "sandbox"))
@@ -41,6 +44,10 @@ class Writer:
         self.events.append({"ph": "X", "pid": pid, "tid": 1, "name": name, "ts": start_s * 1e6,
                             "dur": took_s * 1e6, "args": args})  # fmt: skip
 
+    def contention(self, sandboxes: int) -> float:
+        felt = min(sandboxes, self.planted.sandboxes_felt)
+        return max(1.0, (self.threads + self.planted.sandbox_cores * felt) / 2)
+
     def decode(self, start_s: float, running: int, tokens: int, sandboxes: int) -> float:
         """`running` lives of one turn each, beside sandboxes at work; returns the end."""
         prompt = 60
@@ -49,8 +56,9 @@ class Writer:
             * (tokens + prompt)
             * (2 * POLICY.active_parameters + POLICY.pair_flops * (prompt + tokens / 2))
         )
-        alone_s = tokens * self.planted.step_s + flops / self.planted.engine_flops_s
-        took_s = alone_s * max(1.0, (1 + self.planted.sandbox_cores * sandboxes) / 2)
+        faster = 1 + (self.threads - 1) * self.planted.engine_thread_gain
+        alone_s = tokens * self.planted.step_s + flops / self.planted.engine_flops_s / faster
+        took_s = alone_s * self.contention(sandboxes)
         self.busy(1, "generate", start_s, took_s, generated_tokens=running * tokens)
         for _ in range(sandboxes):
             self.busy(4, "exec", start_s, took_s)
@@ -72,9 +80,10 @@ class Writer:
         """One pass over rows of one length."""
         pairs = rows * length * (length + 1) / 2
         flops = 3 * (2 * POLICY.active_parameters * rows * length + POLICY.pair_flops * pairs)
-        alone_s = self.planted.pass_s + flops / self.planted.learner_flops_s
+        faster = 1 + (self.threads - 1) * self.planted.learner_thread_gain
+        alone_s = self.planted.pass_s + flops / self.planted.learner_flops_s / faster
         alone_s += self.planted.capture_s * (name == "capture")
-        took_s = alone_s * max(1.0, (1 + self.planted.sandbox_cores * sandboxes) / 2)
+        took_s = alone_s * self.contention(sandboxes)
         self.busy(3, name, start_s, took_s, padded=rows * length,
                   trajectories=[str(i) for i in range(rows)])  # fmt: skip
         for _ in range(sandboxes):
@@ -86,12 +95,12 @@ class Writer:
         (folder / ".hydra").mkdir(parents=True)
         config = {
             "policy": {"name": "tiny"},
-            "schedule": {"engine_devices": 1, "learner_devices": 1},
+            "schedule": {"engine_devices": self.threads, "learner_devices": self.threads},
             "rollout": {"groups_per_batch": 2, "group_size": 8, "max_turns": 10,
                         "max_new_tokens": 64, "max_context_tokens": 640, "time_limit_s": 300.0},
         }  # fmt: skip
-        summary = {"schedule": schedule, "placement": "disaggregated", "seed": seed,
-                   "clock": "wall"}  # fmt: skip
+        summary = {"schedule": schedule, "seed": seed, "clock": "wall",
+                   "placement": "disaggregated" if self.threads == 1 else "colocated"}  # fmt: skip
         lines = "".join(json.dumps(line) + "\n" for line in self.lines)
         for name, text in (
             ("summary.json", json.dumps(summary)),
@@ -103,15 +112,15 @@ class Writer:
         return folder
 
 
-def record(folder: Path, planted: Planted, seed: int, streaming: bool) -> Path:
+def record(folder: Path, planted: Planted, seed: int, streaming: bool, threads: int = 1) -> Path:
     """A run whose engine, learner and sandboxes were busy beside each other now more, now less."""
-    writer = Writer(planted, seed)
+    writer = Writer(planted, seed, threads)
     now = 0.0
     for _ in range(30):
         draw = writer.random
-        now = writer.decode(now, draw.choice((8, 16, 24)), draw.randint(5, 40), draw.randint(0, 8))
+        now = writer.decode(now, draw.choice((8, 16, 24)), draw.randint(5, 40), draw.randint(0, 14))
         now += 1.0
-        sandboxes = draw.randint(0, 8) if streaming else 0
+        sandboxes = draw.randint(0, 14) if streaming else 0
         name = "capture" if streaming and draw.random() < 0.5 else "accumulate"
         now = writer.learn(now, name, draw.randint(1, 12), draw.randint(50, 400), sandboxes)
         now += 1.0

@@ -152,6 +152,9 @@ def test_shared_cores_stretch_what_wants_more_of_them_than_there_are() -> None:
     assert shared.contention(1, 0, 0) == 1.0
     assert shared.contention(1, 1, 8) == 3.0
     assert model().contention(4, 4, 1000) == 1.0  # cores of their own
+    few_felt = model(cores=2, sandbox_cores=0.5, sandboxes_felt=4)
+    assert few_felt.contention(1, 1, 3) == shared.contention(1, 1, 3) == 1.75
+    assert few_felt.contention(1, 1, 64) == shared.contention(1, 1, 4) == 2.0
 
 
 @settings(deadline=None)
