@@ -39,7 +39,9 @@ NEVER = float("inf")
 PR_SET_DUMPABLE = 4
 S_IFMT, S_IFREG, S_IFDIR, S_IFLNK = 0o170000, 0o100000, 0o040000, 0o120000
 OOM_FILES = ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")
-IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
+# Here, not in what is started. Python ignores the first two by itself; the last it would let end
+# this process, with a status that looks like the machine's failure, not like an agent's doing.
+IGNORED = (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT)
 BASH_PATHS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 
@@ -203,6 +205,7 @@ class Server:
         verb = bytes(request[0])
         try:
             if verb == b"exec":
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
                 self.run(bytes(request[1]), float(request[2].tobytes()), int(bytes(request[3])))
             elif verb == b"put":
                 base = os.path.join(self.workdir.encode(), bytes(request[1]))
@@ -385,7 +388,7 @@ class Server:
             file_actions=[(os.POSIX_SPAWN_DUP2, self.null, 0)]
             + [(os.POSIX_SPAWN_DUP2, writer, standard) for standard in (1, 2)],
             setsid=True,
-            setsigdef=IGNORED_BY_PYTHON,
+            setsigdef=IGNORED,
         )
         prefer_for_oom_kill(str(self.shell))
 
@@ -397,7 +400,7 @@ class Server:
             os.dup2(writer, 1)
             os.dup2(writer, 2)
             _signal.set_wakeup_fd(-1)
-            for number in IGNORED_BY_PYTHON:
+            for number in IGNORED:
                 _signal.signal(number, _signal.SIG_DFL)
             if self.memory_bytes:
                 resource.setrlimit(resource.RLIMIT_DATA, (self.memory_bytes, self.memory_bytes))

@@ -199,12 +199,16 @@ def test_agent_cannot_reach_the_server(backend):
     async def body(sandbox):
         result = await sandbox.exec(
             "echo garbage > /proc/1/fd/1; cat /proc/1/mem; ls /proc/self/fd | wc -l;"
-            " kill -STOP 1; kill -TERM 1; kill -9 1; kill -9 -1; echo end",
+            " kill -INT 1; kill -STOP 1; kill -TERM 1; kill -9 1; kill -9 -1; echo end",
             timeout_s=20,
         )
         assert result.output.count("Permission denied") == 2
         assert result.output.endswith("4\nend\n") or "\n4\n" in result.output
         assert (await sandbox.exec("echo alive", timeout_s=20)).output == "alive\n"
+        # What the server ignores its commands do not, started either way.
+        for command in ("kill -INT $$; echo on", "sleep 9 & kill -INT $$; echo on"):
+            assert (await sandbox.exec(command, timeout_s=20)).exit_code == 130
+        assert (await sandbox.exec("kill -INT $$; echo on", timeout_s=20)).exit_code == 130
 
     backend.run(body)
 
