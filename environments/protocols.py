@@ -72,7 +72,9 @@ class SandboxSpec:
     those), `build`, `capabilities`, the network `bridge`, and `file_mb`, which bounds each file.
 
     A container without a network can reach `allowed_hosts` (names, or `*.` and a name), and after
-    `Sandbox.allow_hosts` those of them and of `later_hosts` that it names, and nothing else."""
+    `Sandbox.allow_hosts` those of them and of `later_hosts` that it names, and nothing else.
+    Commands and files in it are `user`'s, and after `Sandbox.hand_over` `later_user`'s (None: there
+    is no other)."""
 
     image: str
     workdir: str = "/testbed"
@@ -90,6 +92,7 @@ class SandboxSpec:
     build: ImageBuild | None = None
     allowed_hosts: Sequence[str] = ()
     later_hosts: Sequence[str] = ()
+    later_user: str | None = None
 
     def __post_init__(self) -> None:
         if self.network != "none" and (self.allowed_hosts or self.later_hosts):
@@ -125,6 +128,12 @@ class Sandbox(Protocol):
     async def allow_hosts(self, hosts: Sequence[str]) -> None:
         """From now on these can be reached and no others, of those that the spec named; open
         connections end. Raises InfrastructureError."""
+        ...
+
+    async def hand_over(self, folders: Sequence[str]) -> None:
+        """From now on commands and files are the spec's `later_user`'s, and `folders` open to it
+        alone. What still runs goes on as who it is. Raises OSError where a path is no folder,
+        InfrastructureError where there is no later user."""
         ...
 
     async def stop(self) -> None:

@@ -15,10 +15,14 @@ request is its verb, of an answer `ok` or `error` (then errno and a message):
     untar base content                      ->
     get path max_bytes                      -> content
     kill                                    -> how many processes could not be killed
+    hand_over folder...                     ->
 
 Arguments: `workdir=/testbed`; `become=65532`, a user and group id to change to for good where it
 was started as root (the workdir is given to it); and limits to watch over where no cgroup does:
 `memory_mb`, `pids` (both by looking at /proc), `max_user_processes` (RLIMIT_NPROC).
+
+Or, where it is root and stays it, `user=agent` and `later_user=root`, as `docker run --user` takes
+them: whose commands and files are the requests before `hand_over`, and those after it.
 """
 
 import _signal  # pyright: ignore[reportMissingImports]  # `signal` costs 3 ms: enums
@@ -90,6 +94,66 @@ def prefer_for_oom_kill(process):
         return  # /proc is read-only, or it has ended: a preference, no limit
 
 
+class User:
+    """A `name` or `id`, or either with `:group`, by the sandbox's own /etc/passwd and /etc/group,
+    as container engines read them. Raises LookupError where a name is not there."""
+
+    def __init__(self, text):
+        import grp  # both are built in: no file is read for them
+        import pwd
+
+        name, _, group = text.partition(":")
+        entry = None
+        try:
+            entry = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+        except KeyError:
+            if not name.isdigit():
+                raise LookupError("there is no user " + name + " in the image") from None
+        self.uid = entry.pw_uid if entry else int(name)
+        self.gid = entry.pw_gid if entry else 0
+        self.groups = []
+        self.home = entry.pw_dir if entry else "/"
+        if group:
+            try:
+                self.gid = int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+            except KeyError:
+                raise LookupError("there is no group " + group + " in the image") from None
+        elif entry:
+            self.groups = [g.gr_gid for g in grp.getgrall() if entry.pw_name in g.gr_mem]
+
+    def become(self):
+        """For good: root's capabilities go with it, unless it is root."""
+        os.setgroups(self.groups)
+        os.setresgid(self.gid, self.gid, self.gid)
+        os.setresuid(self.uid, self.uid, self.uid)
+
+    def act(self):
+        """For a while: root stays the saved user id, for `be_root_again`."""
+        os.setgroups(self.groups)
+        os.setegid(self.gid)
+        os.seteuid(self.uid)
+
+    def safe_home(self):
+        """Its home, or `/` where another user could put start-up files (a home in /tmp)."""
+        path = home = os.path.realpath(self.home)
+        try:
+            while True:
+                found = os.stat(path)
+                if found.st_uid not in (0, self.uid) or found.st_mode & 0o022:
+                    return "/"
+                if path == "/":
+                    return home
+                path = os.path.dirname(path)
+        except OSError:
+            return "/"
+
+
+def be_root_again():
+    os.seteuid(0)
+    os.setegid(0)
+    os.setgroups([])
+
+
 class Output:
     """Head and tail of a byte stream in bounded memory."""
 
@@ -141,9 +205,12 @@ class Server:
         self.wake, wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         self.oom_counter = open_oom_counter()
         self.oom_seen = oom_kills(self.oom_counter)
 
+        self.user = self.later_user = None  # whose commands and files, where not this process's own
+        self.settings = settings
         self.shell = 0  # pid of the command in progress
         self.shell_status = None
         self.pipe = -1
@@ -152,6 +219,11 @@ class Server:
         self.next_watch = NEVER
         self.notice = b""
         self.over_memory = False
+
+    def find_users(self):
+        if "later_user" in self.settings:
+            self.user = User(self.settings["user"])
+            self.later_user = User(self.settings["later_user"])
 
     def drop_root(self, user):
         """Leave root, and with it every capability, before anything of the agent's exists."""
@@ -196,6 +268,11 @@ class Server:
     # --- running --------------------------------------------------------------------------------
 
     def serve(self):
+        try:
+            self.find_users()  # now: an agent that is root may edit /etc/passwd
+        except LookupError as error:
+            self.answer(b"error", b"0", str(error).encode("utf-8", "surrogateescape"))
+            os._exit(0)
         self.answer(b"ok")
         while True:
             if self.wait(None):
@@ -205,20 +282,12 @@ class Server:
         verb = bytes(request[0])
         try:
             if verb == b"exec":
-        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
                 self.run(bytes(request[1]), float(request[2].tobytes()), int(bytes(request[3])))
-            elif verb == b"put":
-                base = os.path.join(self.workdir.encode(), bytes(request[1]))
-                for index in range(2, len(request), 3):
-                    path, mode, content = request[index : index + 3]
-                    self.put(os.path.join(base, bytes(path)), int(bytes(mode), 8), content)
+            elif verb in (b"put", b"untar", b"get"):
+                self.answer(b"ok", *self.move(verb, request))
+            elif verb == b"hand_over" and self.later_user is not None:
+                self.hand_over([bytes(folder) for folder in request[1:]], self.later_user)
                 self.answer(b"ok")
-            elif verb == b"untar":
-                self.untar(os.path.join(self.workdir.encode(), bytes(request[1])), request[2])
-                self.answer(b"ok")
-            elif verb == b"get":
-                path = os.path.join(self.workdir.encode(), bytes(request[1]))
-                self.answer(b"ok", self.get(path, int(bytes(request[2]))))
             elif verb == b"kill":
                 self.kill_everything()
                 left = [n for n in os.listdir("/proc") if n.isdigit() and n != "1"]
@@ -372,14 +441,15 @@ class Server:
             self.pipe = -1
 
     def start_shell(self, command, writer):
-        if self.memory_bytes or self.max_user_processes or self.has_children():
+        limits = self.memory_bytes or self.max_user_processes
+        if limits or self.user is not None or self.has_children():
             self.shell = os.fork()
             if self.shell == 0:
                 self.become_shell(command, writer)
             return
-        # Without limits that must be the child's alone, and without anybody else inside: whoever
-        # stops a spawned child before bash is there stops this process with it. No memory is copied
-        # for it, which is half the cost of a fork.
+        # Without limits or a user that must be the child's alone, and without anybody else inside:
+        # whoever stops a spawned child before bash is there stops this process with it. No memory
+        # is copied for it, which is half the cost of a fork.
         os.chdir(self.workdir)
         self.shell = os.posix_spawn(
             self.bash,
@@ -411,6 +481,8 @@ class Server:
             os.close(self.answers)
             prctl(PR_SET_DUMPABLE, 1)  # /proc/self is root's otherwise
             prefer_for_oom_kill("self")
+            if self.user is not None:
+                self.user.become()
             os.chdir(self.workdir)
             os.execve(self.bash, ["bash", "-c", command], os.environ)
         except OSError as error:
@@ -473,6 +545,37 @@ class Server:
 
     # --- files ----------------------------------------------------------------------------------
 
+    def move(self, verb, request):
+        """Files in or out, as the user whose commands these are: a link leads where he may go."""
+        path = os.path.join(self.workdir.encode(), bytes(request[1]))
+        if self.user is not None:
+            self.user.act()
+        try:
+            if verb == b"get":
+                return [self.get(path, int(bytes(request[2])))]
+            if verb == b"untar":
+                self.untar(path, request[2])
+            else:
+                for index in range(2, len(request), 3):
+                    name, mode, content = request[index : index + 3]
+                    self.put(os.path.join(path, bytes(name)), int(bytes(mode), 8), content)
+            return []
+        finally:
+            if self.user is not None:
+                be_root_again()
+
+    def hand_over(self, folders, user):
+        """To the later user for good, and `folders` to it alone."""
+        for path in folders:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                os.fchown(folder, user.uid, user.gid)
+                os.fchmod(folder, 0o700)
+            finally:
+                os.close(folder)
+        self.user = user
+        os.environ["HOME"] = user.safe_home()
+
     def put(self, path, mode, content):
         if mode & S_IFMT == S_IFDIR:
             os.makedirs(path, exist_ok=True)
@@ -502,6 +605,9 @@ class Server:
             try:
                 os.dup2(reader, 0)
                 os.dup2(errors, 2)
+                if self.user is not None:
+                    be_root_again()
+                    self.user.become()
                 os.execvpe("tar", ["tar", "-x", "--no-same-owner", "-C", base], os.environ)
             finally:
                 os._exit(127)

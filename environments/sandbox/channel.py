@@ -162,10 +162,13 @@ class ChannelSandbox(ABC):
         self._channel = channel
         try:
             async with asyncio.timeout(_START_LIMIT_S):
-                if await channel.receive(_SLACK_BYTES) != [b"ok"]:
-                    raise ChannelClosed("an unknown greeting")
+                greeting = await channel.receive(_SLACK_BYTES)
         except TimeoutError as error:
             raise ChannelClosed(f"not ready within {_START_LIMIT_S:.0f} s") from error
+        if greeting[:1] == [b"error"]:
+            raise ChannelClosed(greeting[-1].decode("utf-8", "replace"))
+        if greeting != [b"ok"]:
+            raise ChannelClosed("an unknown greeting")
 
     async def runs_commands(self) -> bool:
         """The checked readiness of one that has just started."""
@@ -255,6 +258,10 @@ class ChannelSandbox(ABC):
         if hosts:
             message = f"{self.sandbox_id}: nothing leads out of it, so no host can be allowed"
             raise InfrastructureError("start", message)
+
+    async def hand_over(self, folders: Sequence[str]) -> None:
+        message = f"{self.sandbox_id}: its server is one user for good"
+        raise InfrastructureError("start", message)
 
     async def _transfer(self, request: Fields) -> list[bytes]:
         try:

@@ -8,6 +8,7 @@ killed harness leaves are stopped containers; the next provider removes them by 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from environments.sandbox.gate import Gate
 
 _END_LIMIT_S = 10.0
+# Of a server that starts commands of two users, ends both's, and gives the second its folders.
+_FOR_TWO_USERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 BOOTSTRAP = """\
 import os
 size = int(os.read(0, 8))
@@ -149,6 +152,11 @@ class DockerSandbox(ChannelSandbox):
         elif hosts:
             await super().allow_hosts(hosts)
 
+    async def hand_over(self, folders: Sequence[str]) -> None:
+        if self._spec.later_user is None:
+            await super().hand_over(folders)
+        await self._transfer((b"hand_over", *map(os.fsencode, folders)))
+
     # --- the end --------------------------------------------------------------------------------
 
     async def _remove(self) -> None:
@@ -232,11 +240,17 @@ def container_options(
     limits = [Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)] if file_bytes else []
     workdir = spec.workdir or engine.image_config(spec.image)["WorkingDir"] or "/"
     environment = {"HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", **spec.environment}
+    server, runs_as, capabilities = [f"workdir={workdir}"], spec.user, set(spec.capabilities)
+    if spec.later_user is not None:
+        own = engine.image_config(spec.image).get("User") or "0"
+        server += [f"user={spec.user or own}", f"later_user={spec.later_user or own}"]
+        runs_as = "0:0"
+        capabilities |= {*_FOR_TWO_USERS}
     return {
         "image": spec.image,
         "entrypoint": ["python3", "-I", "-S", "-c", BOOTSTRAP],
-        "command": [f"workdir={workdir}"],
-        "user": spec.user,
+        "command": server,
+        "user": runs_as,
         "hostname": "sandbox",
         "working_dir": "/",
         "stdin_open": True,
@@ -246,7 +260,7 @@ def container_options(
         "host_config": engine.client.api.create_host_config(
             binds=binds,
             cap_drop=["ALL"],
-            cap_add=list(spec.capabilities),
+            cap_add=sorted(capabilities),
             ulimits=limits,
             security_opt=["no-new-privileges"],
             network_mode=spec.network,

@@ -73,6 +73,9 @@ class SimulatedSandbox:
     async def allow_hosts(self, hosts: Sequence[str]) -> None:
         """There is no network."""
 
+    async def hand_over(self, folders: Sequence[str]) -> None:
+        """There are no users."""
+
     async def stop(self) -> None:
         if self._provider is not None:
             self._provider.stopped()

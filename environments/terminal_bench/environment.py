@@ -132,9 +132,8 @@ class TerminalBench:
         and each file, because no engine bounds a container's layer on an ordinary disk."""
         found = self.folder(task)
         settings, reach = found.settings, self._network(found)
-        user = settings.agent_user or (found.dockerfile.user if found.dockerfile else "")
-        root = user.partition(":")[0] in ("", "root", "0")
-        file = found.dockerfile
+        file, (agent, verifier) = found.dockerfile, _users(found)
+        root = _is_root(agent)
         build = None
         if file is not None:
             alone = not file.engine_needed_for(found.contents)
@@ -154,11 +153,12 @@ class TerminalBench:
             user=settings.agent_user,
             environment=environment,
             scratch_paths=verify.SCRATCH_PATHS,
-            capabilities=ROOT_CAPABILITIES if root else (),
+            capabilities=ROOT_CAPABILITIES if root or _is_root(verifier) else (),
             file_mb=settings.storage_mb,
             build=build,
             allowed_hosts=reach.agent_hosts,
             later_hosts=reach.later_hosts,
+            later_user=settings.verifier_user if _two_users(found) else None,
         )
 
     async def prepare(self, task: Task, sandbox: Sandbox) -> None:
@@ -180,7 +180,9 @@ class TerminalBench:
         reach = self._network(found)
         if reach.key:
             return f"{reach.key} = {schema.PUBLIC if reach.public else schema.ALLOWLIST}"
-        user = found.settings.agent_user or found.dockerfile.user
+        user, verifier = _users(found)
+        if _two_users(found):
+            return f"agent.user = {user or 'root'}, verifier.user = {verifier or 'root'}"
         if user not in dockerfile.AGENT:
             return f"its user is {user or 'root'}"
         return found.dockerfile.engine_needed_for(found.contents)
@@ -207,6 +209,7 @@ class TerminalBench:
             submission.sandbox,
             keep_processes=self._keep,
             hosts=None if reach.verifier_hosts == reach.agent_hosts else reach.verifier_hosts,
+            hand_over=_two_users(found),
         )
 
     def oracle_commands(self, task: Task) -> Sequence[str]:
@@ -247,6 +250,21 @@ def _workdir(found: TaskFolder) -> str:
     """Where commands run; "" where only the image knows."""
     named = found.settings.workdir or (found.dockerfile.workdir if found.dockerfile else "")
     return named if named.startswith("/") else ""
+
+
+def _users(found: TaskFolder) -> tuple[str, str]:
+    """The agent's and the verifier's; "" where only a base image or a prebuilt one knows."""
+    own = found.dockerfile.user if found.dockerfile else ""
+    return found.settings.agent_user or own, found.settings.verifier_user or own
+
+
+def _is_root(user: str) -> bool:
+    return user.partition(":")[0] in ("", "root", "0")
+
+
+def _two_users(found: TaskFolder) -> bool:
+    agent, verifier = _users(found)
+    return agent != verifier
 
 
 async def _become_healthy(found: TaskFolder, check: tasktoml.Healthcheck, sandbox: Sandbox) -> None:

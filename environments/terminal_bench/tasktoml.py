@@ -207,11 +207,6 @@ class _Reader:
             ("tpu" in environment, "environment.tpu", "sandboxes have no TPU"),
             (bool(environment.get("mcp_servers")), "environment.mcp_servers", "the agent has none"),
             ("skills_dir" in environment, "environment.skills_dir", "the agent has no skills"),
-            (
-                self.section("agent").get("user", "") != verifier.get("user", ""),
-                "verifier.user",
-                "agent and verifier cannot be different users: a sandbox's server is one for good",
-            ),
         ]
         return [(key, why) for wanted, key, why in found if wanted]
 

@@ -56,16 +56,24 @@ async def verify(
     *,
     keep_processes: bool,
     hosts: Sequence[str] | None = None,
+    hand_over: bool = False,
 ) -> Verdict:
     """Reward as the tests wrote it, with a report: {"reason", "exit_code", "output", "metrics"}.
 
     "integrity" lists what the agent tried on its judgement, where that was seen, by kind, and
     "planted" the names found; "failure" says that it ran out of memory. May be run again on the
-    same sandbox. `hosts` are those that the tests may reach, where the agent's were others.
+    same sandbox. `hosts` are those that the tests may reach, where the agent's were others;
+    `hand_over` says that the tests run as another user.
     """
     report: dict[str, Any] = {"reason": "judged"}
     try:
-        reward = await _judge(task, sandbox, report, keep_processes=keep_processes, hosts=hosts)
+        await _ready(sandbox, keep_processes=keep_processes)
+        if hosts is not None:
+            await sandbox.allow_hosts(hosts)
+        await _clear(sandbox, report)
+        if hand_over:
+            await _hand_over(sandbox, report, keep_processes=keep_processes)
+        reward = await _judge(task, sandbox, report)
     except _Zero as zero:
         report["reason"] = str(zero)
         if zero.integrity is not None:
@@ -76,18 +84,7 @@ async def verify(
     return Verdict(reward, report)
 
 
-async def _judge(
-    task: TaskFolder,
-    sandbox: Sandbox,
-    report: dict[str, Any],
-    *,
-    keep_processes: bool,
-    hosts: Sequence[str] | None,
-) -> float:
-    await _ready(sandbox, keep_processes=keep_processes)
-    if hosts is not None:
-        await sandbox.allow_hosts(hosts)
-    await _clear(sandbox, report)
+async def _judge(task: TaskFolder, sandbox: Sandbox, report: dict[str, Any]) -> float:
     await _put_tests(task, sandbox)
     settings = task.settings
     # Read whole and in this very process, whose end is then that of the tests: what they start can
@@ -141,6 +138,21 @@ async def _clear(sandbox: Sandbox, report: dict[str, Any]) -> None:
         report["planted"], report["integrity"] = found[:5], sorted(tests | rewards)
     if result.exit_code != 0:
         raise _Zero(f"{TESTS} and {LOGS} cannot be cleared", integrity="locked_folders")
+
+
+async def _hand_over(sandbox: Sandbox, report: dict[str, Any], *, keep_processes: bool) -> None:
+    """To the verifier's user. What clears the folders runs as the agent, who owns what is in them
+    and may have made the programs for it; so nothing of that may run on, and they are looked at
+    again once they are the verifier's alone."""
+    if not keep_processes:
+        await sandbox.end_processes()
+    try:
+        await sandbox.hand_over((TESTS, LOGS))
+    except OSError as error:  # an agent that is root has put something else in their place
+        reason = f"{TESTS} and {LOGS} cannot be handed over: {error.strerror}"
+        raise _Zero(reason, integrity="locked_folders") from error
+    _alive(await sandbox.exec(":", timeout_s=_STEP_S))
+    await _clear(sandbox, report)
 
 
 async def _put_tests(task: TaskFolder, sandbox: Sandbox) -> None:

@@ -54,6 +54,21 @@ def test_root_has_few_capabilities_and_a_granted_network(make_task, bench) -> No
     assert spec.environment["HOME"] == "/root"
 
 
+def test_a_second_user_is_there_only_where_the_two_differ(make_task, bubblewrap_bench) -> None:
+    def later(agent: str, verifier: str) -> str | None:
+        lines = f'[verifier]\nuser = "{verifier}"\n' if verifier else ""
+        toml = TOML.replace("[agent]", f'[agent]\nuser = "{agent}"' if agent else "[agent]")
+        environment, task = bubblewrap_bench.environment_of(make_task(toml=toml + lines))
+        spec = environment.sandbox_spec(task)
+        assert ("SETUID" in spec.capabilities) == ("root" in (agent, verifier))
+        return spec.later_user
+
+    assert [later("", ""), later("agent", ""), later("", "agent"), later("root", "root")] == [
+        None
+    ] * 4
+    assert [later("", "root"), later("root", ""), later("1", "2")] == ["root", "", "2"]
+
+
 def test_a_task_of_another_process_is_read_again(make_task, bench) -> None:
     path = make_task()
     _, task = bench.environment_of(path)
@@ -135,6 +150,11 @@ def test_a_machine_is_healthy_before_the_agent_starts(bench, make_task) -> None:
             "verifier.network_mode = allowlist",
         ),
         (None, TOML + 'docker_image = "org/image:1"\n', "docker_image = org/image:1"),
+        (
+            "FROM thundersync/mini:1\nUSER agent\nWORKDIR /app\n",
+            TOML + '[verifier]\nuser = "root"\n',
+            "agent.user = agent, verifier.user = root",
+        ),
     ],
 )
 def test_what_needs_an_engine_is_lost_with_a_reason_elsewhere(

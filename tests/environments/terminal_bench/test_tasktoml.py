@@ -147,7 +147,6 @@ def test_an_unknown_schema_is_said(text: str) -> None:
         ("[verifier]\nenvironment_mode = 'separate'", "verifier.environment_mode"),
         ("[verifier.environment]\nworkdir = '/x'", "verifier.environment_mode"),
         ("[[verifier.collect]]\ncommand = 'x'", "verifier.collect"),
-        ("[verifier]\nuser = 'root'", "verifier.user"),
         ("[environment]\nos = 'windows'", "environment.os"),
         ("[environment]\ngpus = 1", "environment.gpus"),
         ("[environment.tpu]\ntype = 'v4'\ntopology = '2x2'", "environment.tpu"),
