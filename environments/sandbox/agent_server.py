@@ -154,6 +154,13 @@ def be_root_again():
     os.setgroups([])
 
 
+def drop_access_list(folder, kind):
+    try:
+        os.removexattr(folder, "system.posix_acl_" + kind)
+    except OSError:
+        return  # there is none
+
+
 class Output:
     """Head and tail of a byte stream in bounded memory."""
 
@@ -569,6 +576,8 @@ class Server:
         for path in folders:
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
+                for kind in ("access", "default"):  # its owner may have let others in
+                    drop_access_list(folder, kind)
                 os.fchown(folder, user.uid, user.gid)
                 os.fchmod(folder, 0o700)
             finally:

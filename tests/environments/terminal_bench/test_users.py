@@ -185,9 +185,20 @@ print(*found)
 """
 
 
+# Opens /tests, and what will be made in it, to the agent by an access control list.
+SHARE = """
+import os, struct
+entries = ((1, -1), (2, 65532), (4, -1), (16, -1), (32, -1))
+acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", tag, 7, who) for tag, who in entries)
+for kind in ("access", "default"):
+    os.setxattr("/tests", f"system.posix_acl_{kind}", acl)
+print(sorted(os.listxattr("/tests")))
+"""
+
+
 def test_neither_user_has_root_s_capabilities_or_reaches_the_server(docker_bench, make) -> None:
     """Whose server is root, so that it can be both."""
-    environment, task = docker_bench.environment_of(make(("agent", "judge")))
+    environment, task = docker_bench.environment_of(make(("65532", "judge")))
     look = (
         "id -u; id -g; id -G; grep -E 'Cap(Inh|Prm|Eff|Amb)|NoNew' /proc/self/status | xargs; "
         "for p in python3 /opt/raise /opt/capable; do $p -I {place}/probe.py; done; "
@@ -224,7 +235,11 @@ def test_neither_user_has_root_s_capabilities_or_reaches_the_server(docker_bench
         await as_one(sandbox, 65532, 65532, "/app")
         await sandbox.exec("setsid sleep 100 &", timeout_s=20)
         await sandbox.end_processes()
+        shared = await sandbox.exec(f"python3 -c '{SHARE}'", timeout_s=20)
+        assert shared.output == "['system.posix_acl_access', 'system.posix_acl_default']\n"
         await sandbox.hand_over(["/tests"])
+        left = "import os; print(os.listxattr('/tests'), oct(os.stat('/tests').st_mode & 0o7777))"
+        assert (await sandbox.exec(f'python3 -c "{left}"', timeout_s=20)).output == "[] 0o700\n"
         await as_one(sandbox, 1001, 1001, "/tests")
         with pytest.raises(NotADirectoryError):
             await sandbox.hand_over(["/etc/passwd"])
