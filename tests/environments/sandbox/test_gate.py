@@ -200,7 +200,9 @@ def test_nothing_but_the_gate_is_in_reach(site: Any, api: Any) -> None:
     there: the site itself, the host on every address, the gate on its other ports and address."""
     with socket.create_server(("0.0.0.0", 0)) as host:
         port = host.getsockname()[1]
-        bridge = api.inspect_network("bridge")["IPAM"]["Config"][0]["Gateway"]
+        config = api.inspect_network("bridge")["IPAM"]["Config"][0]
+        # An engine that was never started before does not name it.
+        bridge = config.get("Gateway") or str(next(IPv4Network(config["Subnet"]).hosts()))
         route = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
         own = [word for word in route.stdout.split() if ":" not in word]
         there = [(site.address, 80), *((address, port) for address in {bridge, *own})]
