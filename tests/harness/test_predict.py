@@ -18,7 +18,7 @@ PUBLISHED = Path(__file__).parents[2] / "results" / "reference" / "published.jso
 def test_every_case_has_a_published_figure() -> None:
     published = json.loads(PUBLISHED.read_text())
     assert all(predict._lookup(published, case.key) > 0 for case in predict.CASES)
-    assert len({case.key for case in predict.CASES}) == len(predict.CASES)
+    assert len({(case.key, case.given) for case in predict.CASES}) == len(predict.CASES)
 
 
 @pytest.mark.parametrize("overrides", sorted({case.overrides for case in predict.CASES}))
@@ -39,10 +39,18 @@ def test_the_table_says_what_was_given_and_that_it_is_virtual() -> None:
     row: dict[str, Any] = {
         "key": "a.b", "published": 10.0, "predicted": 12.5, "error": 0.25,
         "hardware": "VIRTUAL 8xB200", "clock": "virtual", "overrides": ("x=1",), "given": "devices",
+        "fitted": False,
     }  # fmt: skip
     assert "| a.b | 10 | 12.5 | +25.0 % | VIRTUAL 8xB200 | virtual | `x=1` | devices |" in (
         predict.table([row])
     )
+    assert "| +25.0 %, fitted |" in predict.table([row | {"fitted": True}])
+
+
+def test_rows_that_were_fitted_to_are_told_and_are_the_synchronous_ones() -> None:
+    fitted = {case.key.rpartition(".")[2] for case in predict.CASES if case.fitted}
+    assert fitted == {"sync", "sync_learner_idle_fraction"}
+    assert all("fitted to" in case.given for case in predict.CASES if case.fitted)
 
 
 def test_a_case_that_is_not_there_is_named(tmp_path: Path) -> None:
