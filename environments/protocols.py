@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from environments.values import value
+
 InfrastructureKind = Literal[
     "image", "start", "exec_transport", "out_of_memory", "disk", "verifier_timeout", "parser",
     "teacher",
@@ -29,7 +31,7 @@ class UsageError(Exception):
     """A wrong setting or input: one clear line that names the key, the value and the way out."""
 
 
-@dataclass(frozen=True)
+@value
 class ExecResult:
     """What one command left behind.
 

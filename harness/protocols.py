@@ -24,6 +24,7 @@ from environments.protocols import (
     UsageError,
     Verdict,
 )
+from environments.values import value
 
 __all__ = [
     "Batch", "Clock", "Completion", "Engine", "Environment", "Event", "ExecResult", "Flow",
@@ -42,7 +43,7 @@ T = TypeVar("T")
 Release = Literal["batch", "group", "reward", "submit", "turn", "auto"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class VersionSpan:
     """Generated tokens [start, end) of a trajectory came from learner version `version`."""
 
@@ -161,7 +162,7 @@ class Group:
     version: int = 0
 
 
-@dataclass(frozen=True)
+@value
 class TurnGenerated:
     """The tokens of a turn's action are there; its tool call runs."""
 
@@ -174,7 +175,7 @@ class TurnGenerated:
         return self.trajectory.turns[self.turn].action_end
 
 
-@dataclass(frozen=True)
+@value
 class TurnFinished:
     """Its tool call has ended as well."""
 
@@ -182,14 +183,14 @@ class TurnFinished:
     turn: int
 
 
-@dataclass(frozen=True)
+@value
 class TrajectoryFinished:
     """The tokens are fixed; the verifier may still run."""
 
     trajectory: Trajectory
 
 
-@dataclass(frozen=True)
+@value
 class RewardArrived:
     trajectory: Trajectory
 
@@ -276,7 +277,7 @@ class Flow(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@value
 class Generation:
     """A request to the engine. `prompt_T` is the whole context; the engine reuses the keys and
     values that session `session` already holds for a common prefix. Sampling is a pure function of
@@ -292,7 +293,7 @@ class Generation:
     forced_T: Sequence[int] | None = None
 
 
-@dataclass(frozen=True)
+@value
 class Completion:
     """Generated tokens (the stop token included), log-probabilities at the sampling temperature and
     the learner versions that made them (spans relative to the first generated token)."""
@@ -303,7 +304,7 @@ class Completion:
     finish: Literal["stop", "length"]
 
 
-@dataclass(frozen=True)
+@value
 class Interval:
     """A resource was busy from start_s to end_s (seconds of the system's monotonic clock)."""
 
@@ -576,7 +577,8 @@ class FlowRun(Run, Protocol):
 
 class Schedule(Protocol):
     """One schedule: an async function over batches and their events. It awaits protocol verbs
-    only."""
+    only. One that has `hears_turns = False` is handed neither TurnGenerated nor TurnFinished, which
+    are most of a run's events; the others are handed all."""
 
     @property
     def name(self) -> str: ...
