@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.cluster.devices import Devices, devices
@@ -33,8 +33,7 @@ class Trained:
 
     @classmethod
     def at(cls, version: int, spans: Sequence[VersionSpan]) -> Trained:
-        """One span for each version, in the order of their first tokens: a run keeps these of every
-        trajectory, which may have hundreds of turns."""
+        """One span for each version, in the order of their first tokens."""
         tokens: Counter[int] = Counter()
         for span in spans:
             tokens[span.version] += span.end - span.start
@@ -44,6 +43,44 @@ class Trained:
     def ages(self) -> list[tuple[int, int]]:
         """(staleness in versions, tokens) of each span."""
         return [(self.version - s.version, s.end - s.start) for s in self.spans]
+
+
+@dataclass
+class Ages:
+    """All trained trajectories in numbers that do not grow with them; an age is a staleness in
+    versions. `tokens`: age -> tokens. `oldest`, `newest` and `first`: age of a trajectory's oldest,
+    newest and first token -> trajectories. `levels`: newest version less oldest -> trajectories.
+    Trajectories without a generated token count nowhere."""
+
+    tokens: Counter[int] = field(default_factory=Counter)
+    oldest: Counter[int] = field(default_factory=Counter)
+    newest: Counter[int] = field(default_factory=Counter)
+    first: Counter[int] = field(default_factory=Counter)
+    levels: Counter[int] = field(default_factory=Counter)
+    means: float = 0.0
+    """The sum of the trajectories' means over tokens."""
+
+    def add(self, trained: Iterable[Trained]) -> Ages:
+        for one in trained:
+            pairs = one.ages
+            if not pairs:
+                continue
+            for age, tokens in pairs:
+                self.tokens[age] += tokens
+            ages = [age for age, _ in pairs]
+            oldest, newest = max(ages), min(ages)
+            self.oldest[oldest] += 1
+            self.newest[newest] += 1
+            self.first[ages[0]] += 1
+            self.levels[oldest - newest] += 1
+            self.means += sum(a * n for a, n in pairs) / sum(n for _, n in pairs)
+        return self
+
+
+def mean(counted: Counter[int]) -> float | None:
+    """Of numbers that were seen so often each; None of none."""
+    total = counted.total()
+    return sum(number * n for number, n in counted.items()) / total if total else None
 
 
 def learner_ranks(ranks: int) -> list[str]:
@@ -152,20 +189,18 @@ def bound(config: Config) -> int | None:
     return promised.get(config.schedule.name)
 
 
-def staleness(trained: Sequence[Trained], most: int | None) -> dict[str, Any]:
+def staleness(ages: Ages, most: int | None) -> dict[str, Any]:
     """summary.json's `staleness`: mean and max in learner versions over trained tokens, and what is
     beyond `most`: its tokens, and the trajectories that have one."""
-    ages = [pair for t in trained for pair in t.ages]
-    tokens = sum(n for _, n in ages)
     violations = None
     if most is not None:
         violations = {
             "bound": most,
-            "tokens": sum(n for age, n in ages if age > most),
-            "trajectories": sum(any(age > most for age, _ in t.ages) for t in trained),
+            "tokens": sum(n for age, n in ages.tokens.items() if age > most),
+            "trajectories": sum(n for age, n in ages.oldest.items() if age > most),
         }
     return {
-        "mean": sum(age * n for age, n in ages) / tokens if tokens else None,
-        "max": max((age for age, _ in ages), default=None),
+        "mean": mean(ages.tokens),
+        "max": max(ages.tokens, default=None),
         "violations": violations,
     }

@@ -16,41 +16,59 @@ from harness.protocols import Interval
 from harness.timeline import STATES, Timeline, Window, blocked, length_s, overlap_s, union
 
 TRACE = 50_000  # intervals, and as many instants
-_MERGE_S = 1e-9
 _BLOCKED = blocked("")
 
 
-class CompactTimeline(Timeline):
-    """Seconds of engines and sandboxes are added up as they come, inside `windows`, which may only
-    grow at their end. `intervals` are those of learners, merged where one begins as another ends,
-    every exchange of weights, one for each engine with the tokens that it made, and the times at
-    which any trajectory was alive.
+class _Union:
+    """Windows that are merged where they touch, now and then."""
 
-    What comes in one `extend` is worked up at once: an engine's intervals must be disjoint, a
-    sandbox's work must lie in its life."""
+    def __init__(self) -> None:
+        self._merged: list[Window] = []
+        self._new: list[Window] = []
+
+    def add(self, start_s: float, end_s: float) -> None:
+        self._new.append((start_s, end_s))
+        if len(self._new) > TRACE:
+            self._merge()
+
+    def _merge(self) -> None:
+        self._merged, self._new = union([*self._merged, *self._new]), []
+
+    @property
+    def windows(self) -> list[Window]:
+        self._merge()
+        return self._merged
+
+
+class CompactTimeline(Timeline):
+    """Seconds of every resource are added up as they come, inside `windows`, which may only grow at
+    their end. `intervals` are the first engine's exchanges of weights, one for each engine with the
+    tokens that it made, and the times at which any trajectory was alive. When any learner worked is
+    known of all of them together.
+
+    What comes in one `extend` is worked up at once: the intervals of an engine or a learner must be
+    disjoint, a sandbox's work must lie in its life."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         super().__init__(0.0, now)
         self.windows: Callable[[], Sequence[Window]] = list
         self._trace: list[Interval] = []
         self._left_out = 0
-        self._merged: dict[str, list[Interval]] = {}
         self._engines: dict[str, Interval] = {}
         self._exchanges: list[Interval] = []
-        self._alive: list[Window] = []
-        self._lives: list[Window] = []  # not in `_alive` yet
+        self._alive = _Union()
+        self._learning = _Union()
         self._busy_s: defaultdict[str, float] = defaultdict(float)
         self._held_s: defaultdict[str, float] = defaultdict(float)
-        self._sandboxes: set[str] = set()
+        self._blocked_s: defaultdict[str, float] = defaultdict(float)
+        self._names: dict[str, tuple[str, str]] = {}  # as told -> resource, its kind
 
     @property
     def intervals(self) -> Sequence[Interval]:
-        self._alive, self._lives = union([*self._alive, *self._lives]), []
         return [
-            *(i for merged in self._merged.values() for i in merged),
             *self._exchanges,
             *self._engines.values(),
-            *(Interval("alive", ALIVE, start, end) for start, end in self._alive),
+            *(Interval("alive", ALIVE, start, end) for start, end in self._alive.windows),
         ]
 
     def add(self, interval: Interval) -> None:
@@ -64,32 +82,34 @@ class CompactTimeline(Timeline):
             else:
                 self._left_out += 1
             self._take(interval, inside)
-        if len(self._lives) > TRACE:
-            self._alive, self._lives = union([*self._alive, *self._lives]), []
 
     def _take(self, interval: Interval, inside: Sequence[Window]) -> None:
-        name, start_s, end_s = interval.resource, interval.start_s, interval.end_s
-        resource = name.removeprefix(_BLOCKED)
+        told, start_s, end_s = interval.resource, interval.start_s, interval.end_s
+        known = self._names.get(told)
+        if known is None:
+            name = told.removeprefix(_BLOCKED)
+            known = self._names[told] = name, name.split("/")[0]
+        resource, kind = known
         if len(inside) == 1:  # always, but for pauses
             ((from_s, to_s),) = inside
-            seconds = max(0.0, min(end_s, to_s) - max(start_s, from_s))
+            seconds = (end_s if end_s < to_s else to_s) - (start_s if start_s > from_s else from_s)
         else:
             seconds = overlap_s([(start_s, end_s)], inside)
+        if seconds < 0:
+            seconds = 0.0
         if interval.name == ALIVE:
-            self._lives.append((start_s, end_s))
+            self._alive.add(start_s, end_s)
             self._held_s[resource] += seconds
-            self._sandboxes.add(resource)
-        elif resource.startswith("sandbox/"):
-            self._busy_s[resource] += seconds
-            self._sandboxes.add(resource)
-        elif interval.name == EXCHANGE:
-            if end_s > start_s or resource == ENGINE:  # whose exchanges tell one version's end
+        elif told != resource:
+            self._blocked_s[resource] += seconds
+            if resource == ENGINE and interval.name == EXCHANGE:  # they tell one version's end
                 self._exchanges.append(interval)
-        elif name.startswith("engine/"):
-            self._busy_s[name] += seconds
-            self._engine(interval)
         else:
-            self._merge(interval)
+            self._busy_s[resource] += seconds
+            if kind == "engine":
+                self._engine(interval)
+            elif kind == "learner":
+                self._learning.add(start_s, end_s)
 
     def _engine(self, interval: Interval) -> None:
         """One interval for all, without a length: nobody may read times from it."""
@@ -102,14 +122,6 @@ class CompactTimeline(Timeline):
         assert isinstance(args, dict)
         args["generated_tokens"] += interval.args.get("generated_tokens", 0)
 
-    def _merge(self, interval: Interval) -> None:
-        before = self._merged.setdefault(interval.resource, [])
-        if before and interval.start_s <= before[-1].end_s + _MERGE_S:
-            end_s = max(before[-1].end_s, interval.end_s)
-            before[-1] = replace(before[-1], end_s=end_s)
-        else:
-            before.append(replace(interval, args={}))
-
     def instant(self, track: str, name: str, *, at_s: float | None = None, **args: Any) -> None:
         if len(self._instants) < TRACE:
             super().instant(track, name, at_s=at_s, **args)
@@ -119,22 +131,17 @@ class CompactTimeline(Timeline):
     # -- figures -----------------------------------------------------------------------------------
 
     def resources(self, kind: str) -> list[str]:
-        if kind == "sandbox":
-            return sorted(self._sandboxes)
-        if kind == blocked("sandbox"):
-            return [blocked(name) for name in sorted(self._sandboxes)]
-        return super().resources(kind)
+        return sorted(name for name in self._names if name.startswith(f"{kind}/"))
 
     def busy_s(self, resources: Sequence[str], windows: Iterable[Window]) -> float:
-        """Of engines and sandboxes over the windows that their seconds were added up in."""
-        inside, total_s = union(windows), 0.0
-        for name in resources:
-            if name.startswith("learner/"):
-                worked = [(i.start_s, i.end_s) for i in self._merged.get(name, ())]
-                total_s += overlap_s(union(worked), inside)
-            else:
-                total_s += self._busy_s[name]
-        return total_s
+        """Over the windows that their seconds were added up in, whatever `windows` are."""
+        return sum(self._busy_s.get(name, 0.0) for name in resources)
+
+    def together(self, resources: Sequence[str]) -> list[Window]:
+        """Of learners it is known of all of them alone."""
+        others = [name for name in resources if not name.startswith("learner/")]
+        learning = self._learning.windows if len(others) < len(resources) else []
+        return union([*learning, *super().together(others)])
 
     def busy_together_s(self, one: str, other: str, windows: Iterable[Window]) -> float:
         """Engine and learner share devices only where they take turns."""
@@ -143,26 +150,26 @@ class CompactTimeline(Timeline):
     def shares(
         self, resources: Sequence[str], windows: Iterable[Window]
     ) -> dict[str, float | None]:
-        if not resources or resources[0].startswith("learner/"):
-            return super().shares(resources, windows)
         inside = union(windows)
         available_s = length_s(inside) * len(resources)
         if available_s <= 0:
             return dict.fromkeys(STATES)
         busy_s = self.busy_s(resources, inside)
-        held_s = sum(self._held_s[name] for name in resources)
-        if resources[0].startswith("engine/"):
-            held_s = busy_s + self._exchanging_s(resources, inside)
+        if resources[0].startswith("sandbox/"):
+            held_s = sum(self._held_s.get(name, 0.0) for name in resources)
+        else:
+            held_s = busy_s + self._waiting_s(resources, inside)
         seconds = (busy_s, held_s - busy_s, available_s - held_s)
         return {state: max(0.0, s / available_s) for state, s in zip(STATES, seconds, strict=True)}
 
-    def _exchanging_s(self, engines: Sequence[str], inside: Sequence[Window]) -> float:
-        """Seconds of exchanges. An engine that still decodes meanwhile is busy: that part is not
-        known any more, and counts as neither more nor less than what is left of its time."""
-        tracks = self.unions([blocked(name) for name in engines])
+    def _waiting_s(self, resources: Sequence[str], inside: Sequence[Window]) -> float:
+        """Seconds of exchanges and switches. An engine that still decodes meanwhile is busy: that
+        part is not known any more, and counts as neither more nor less than what is left of its
+        time."""
+        whole_s = length_s(inside)
         return sum(
-            min(overlap_s(track, inside), length_s(inside) - self._busy_s[name])
-            for name, track in zip(engines, tracks.values(), strict=True)
+            min(self._blocked_s.get(name, 0.0), whole_s - self._busy_s.get(name, 0.0))
+            for name in resources
         )
 
     # -- the trace ---------------------------------------------------------------------------------

@@ -52,6 +52,10 @@ class Mask(Sequence[int]):
     def count(self, value: Any) -> int:
         return self._ones if value == 1 else (self._length - self._ones) * (value == 0)
 
+    def forget(self) -> None:
+        """Keep the counts alone."""
+        self.edges = []
+
     @property
     def spans(self) -> list[list[int]]:
         """[start, end) of each run of ones."""
@@ -66,10 +70,11 @@ class Mask(Sequence[int]):
 
 def extend(trajectory: Trajectory, tokens: int, generated: bool) -> None:
     """Append so many tokens to a trajectory that holds none, or others that are only counted."""
-    if not isinstance(trajectory.action_mask_T, Mask):
-        trajectory.action_mask_T = cast("list[int]", Mask())
-    cast(Mask, trajectory.action_mask_T).extend(tokens, int(generated))
-    trajectory.tokens_T = cast("list[int]", range(len(trajectory.tokens_T) + tokens))
+    mask: Any = trajectory.action_mask_T
+    if mask.__class__ is not Mask:
+        mask = trajectory.action_mask_T = cast("list[int]", Mask())
+    mask.extend(tokens, int(generated))
+    trajectory.tokens_T = cast("list[int]", range(len(mask)))
 
 
 def mask_of(trajectory: Trajectory) -> Mask | None:
@@ -83,5 +88,6 @@ def forget(groups: Iterable[Group]) -> None:
     most of a long run's memory."""
     for group in groups:
         for trajectory in group.trajectories:
-            if mask_of(trajectory) is not None:
+            if (mask := mask_of(trajectory)) is not None:
                 trajectory.turns, trajectory.version_spans = [], []
+                mask.forget()

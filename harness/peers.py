@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from harness.accounting import ALIVE, ENGINE, EXCHANGE, Trained, learner_ranks
+from harness.accounting import ALIVE, ENGINE, EXCHANGE, Ages, learner_ranks, mean
 from harness.timeline import Timeline, Window, blocked, length_s, overlap_s, union
 
 
@@ -29,8 +29,8 @@ def version_windows(timeline: Timeline, windows: Sequence[Window]) -> list[Windo
 def trainer_idle_ratio(timeline: Timeline, ranks: int, windows: Sequence[Window]) -> float | None:
     """verl: of a step's time, weight synchronisation included, the part in which the trainer
     waited for samples. Here: no rank computes and no weights are exchanged."""
-    tracks = timeline.unions([*learner_ranks(ranks), blocked(ENGINE)])
-    occupied, inside = union(w for track in tracks.values() for w in track), union(windows)
+    occupied = timeline.together([*learner_ranks(ranks), blocked(ENGINE)])
+    inside = union(windows)
     ratios = []
     for start, end in version_windows(timeline, windows):
         step = _clipped(inside, start, end)
@@ -54,60 +54,46 @@ def rollouter_idle_ratio(timeline: Timeline, windows: Sequence[Window]) -> float
     return _mean(ratios)
 
 
-def verl(
-    timeline: Timeline, ranks: int, windows: Sequence[Window], trained: Sequence[Trained]
-) -> dict[str, Any]:
+def verl(timeline: Timeline, ranks: int, windows: Sequence[Window], ages: Ages) -> dict[str, Any]:
     """verl's fully asynchronous trainer (verl/experimental/fully_async_policy)."""
-    spans = [_span(t) for t in trained if t.spans]
+    trajectories = ages.levels.total()
     return {
         "trainer_idle_ratio": trainer_idle_ratio(timeline, ranks, windows),
         "rollouter_idle_ratio": rollouter_idle_ratio(timeline, windows),
-        "stale_trajectory_processed": sum(
-            min(a for a, _ in t.ages) >= 1 for t in trained if t.ages
-        ),
-        "trajectory_staleness_mean": _mean(
-            [sum(a * n for a, n in t.ages) / sum(n for _, n in t.ages) for t in trained if t.ages]
-        ),
-        "trajectory_staleness_max": max((a for t in trained for a, _ in t.ages), default=None),
-        "partial_ratio": _mean([float(span > 0) for span in spans]),
-        "max_partial_span": max(spans, default=None),
+        "stale_trajectory_processed": sum(n for age, n in ages.newest.items() if age >= 1),
+        "trajectory_staleness_mean": ages.means / trajectories if trajectories else None,
+        "trajectory_staleness_max": max(ages.oldest, default=None),
+        "partial_ratio": 1 - ages.levels[0] / trajectories if trajectories else None,
+        "max_partial_span": max(ages.levels, default=None),
     }
 
 
-def areal(trained: Sequence[Trained]) -> dict[str, Any]:
+def areal(ages: Ages) -> dict[str, Any]:
     """AReaL bounds how far a trajectory's head, its first token, may be behind the version that
     trains on it (max_head_offpolicyness)."""
-    heads = [t.version - t.spans[0].version for t in trained if t.spans]
     return {
-        "head_offpolicyness_mean": _mean(heads),
-        "head_offpolicyness_max": max(heads, default=None),
+        "head_offpolicyness_mean": mean(ages.first),
+        "head_offpolicyness_max": max(ages.first, default=None),
     }
 
 
-def prime_rl(trained: Sequence[Trained]) -> dict[str, Any]:
+def prime_rl(ages: Ages) -> dict[str, Any]:
     """prime-rl counts the weight updates that happened while a rollout was in flight."""
-    levels = [_span(t) for t in trained if t.spans]
     return {
-        "off_policy_level_mean": _mean(levels),
-        "off_policy_level_max": max(levels, default=None),
+        "off_policy_level_mean": mean(ages.levels),
+        "off_policy_level_max": max(ages.levels, default=None),
     }
 
 
 def peers(
-    timeline: Timeline, ranks: int, windows: Sequence[Window], trained: Sequence[Trained]
+    timeline: Timeline, ranks: int, windows: Sequence[Window], ages: Ages
 ) -> dict[str, dict[str, Any]]:
     """summary.json's `peers`."""
     return {
-        "verl": verl(timeline, ranks, windows, trained),
-        "areal": areal(trained),
-        "prime_rl": prime_rl(trained),
+        "verl": verl(timeline, ranks, windows, ages),
+        "areal": areal(ages),
+        "prime_rl": prime_rl(ages),
     }
-
-
-def _span(trained: Trained) -> int:
-    """Newest version in a trajectory less its oldest."""
-    versions = [span.version for span in trained.spans]
-    return max(versions) - min(versions)
 
 
 def _clipped(windows: Sequence[Window], start: float, end: float) -> list[Window]:

@@ -195,8 +195,8 @@ def _add_training(
     }
     summary["idle"] = accounting.idle(config, timeline, training.windows)
     summary["resources"] = accounting.resources(config, timeline, training.windows)
-    summary["staleness"] = accounting.staleness(training.trained, accounting.bound(config))
-    summary["peers"] = peers(timeline, training.ranks, training.windows, training.trained)
+    summary["staleness"] = accounting.staleness(training.ages, accounting.bound(config))
+    summary["peers"] = peers(timeline, training.ranks, training.windows, training.ages)
     summary["reward"] = {
         "first": rows[0]["reward_mean"] if rows else None,
         "last": rows[-1]["reward_mean"] if rows else None,

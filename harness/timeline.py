@@ -110,6 +110,10 @@ class Timeline:
         tracks = self.unions([one, other])
         return overlap_s(union([*tracks[one], *tracks[other]]), union(windows))
 
+    def together(self, resources: Sequence[str]) -> list[Window]:
+        """When any of them was busy."""
+        return union(w for track in self.unions(resources).values() for w in track)
+
     def idle_fraction(self, resources: Sequence[str], windows: Iterable[Window]) -> float | None:
         """1 - busy / available over the windows; None where there is nothing to be idle."""
         inside = union(windows)

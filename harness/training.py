@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from harness import lengths, update_row
-from harness.accounting import Trained, exchange
+from harness.accounting import Ages, Trained, exchange
 from harness.batch import Begin, Events, LiveBatch, start
 from harness.budget import Budget
 from harness.config import ParityConfig
@@ -43,7 +43,8 @@ class Training:
     `release` is the schedule's rung until it says otherwise (`decided`, which took `decide_s` of
     the update; None where nothing was decided); `timings` may go on from
     earlier updates. `begin` starts a group's rollouts; in a flow no more than `room` trajectories
-    roll out at once, and new weights are taken `in_flight` or between turns. `on_update` gets one
+    roll out at once, and new weights are taken `in_flight` or between turns. The schedule is handed
+    the events of turns where it `hears_turns`. `on_update` gets one
     row per optimizer step, `on_trajectory` every trajectory once its end is known (with its batch
     index)."""
 
@@ -72,6 +73,7 @@ class Training:
         group_size: int = 1,
         room: int = 1,
         in_flight: bool = True,
+        hears_turns: bool = True,
         on_update: Callable[[Row], None],
         on_trajectory: Callable[[Trajectory, int], None],
     ) -> None:
@@ -87,6 +89,7 @@ class Training:
         self._order = task_order(tasks, seed)
         self.groups_per_batch = groups_per_batch
         self._group_size, self._room, self._in_flight = group_size, room, in_flight
+        self._hears_turns = hears_turns
         self._chunk_tokens = chunk_tokens
         self.ranks = ranks
         self._replicas = replicas
@@ -108,7 +111,7 @@ class Training:
         self._tokens_before = 0
         self.rows: list[Row] = []
         self.tokens_trained = 0
-        self.trained: list[Trained] = []
+        self.ages = Ages()
 
     def _begin(self, number: int, task: Task, seed: int, sink: Sink) -> Group:
         group = self._begin_group(number, task, seed, sink)
@@ -122,8 +125,9 @@ class Training:
         while not self.budget.exhausted:
             tasks = [next(self._order) for _ in range(self.groups_per_batch)]
             batch = start(
-                self._begin, index, self.version, tasks, self._seed, self._clock, self.recorder.hear
-            )
+                self._begin, index, self.version, tasks, self._seed, self._clock,
+                self.recorder.hear, self._hears_turns,
+            )  # fmt: skip
             self._deadline(batch)
             self._handed_s, self.decide_s = self._clock.now(), None
             yield batch
@@ -142,6 +146,7 @@ class Training:
             group_size=self._group_size,
             room=self._room,
             most=None if updates is None else updates * self.groups_per_batch,
+            turns=self._hears_turns,
         )
         self._deadline(flow)
         return flow
@@ -220,14 +225,15 @@ class Training:
         lengths.forget(batch.groups)
 
     async def drain(self) -> Timeline:
-        """What engine, learner and sandboxes were busy with since the last call; kept as well."""
+        """What engine and learner were busy with since the last call; kept, as is what sandboxes
+        were."""
         drained = Timeline(self._timeline.origin_s)  # whole, however the run's is kept
         drained.extend(await self.learner.drain_intervals())
         drained.extend(await self._engine.drain_intervals())
         if self._scoring is not None:
             drained.extend(await self._scoring.drain_intervals())
-        drained.extend(self._take_intervals())
         self._timeline.extend(drained.intervals)
+        self._timeline.extend(self._take_intervals())
         return drained
 
     @property
@@ -275,7 +281,7 @@ class Training:
         tail_s = self.budget.between_s(last_s, stepped_s - timeline.origin_s)
         kept = [t for g in batch.groups for t in g.trajectories]
         consumed = [Trained.at(batch.version, t.version_spans) for t in kept]
-        self.trained += consumed
+        self.ages.add(consumed)
         content = update_row.content(batch, consumed, self._objective)
         self.tokens_trained += content["tokens_trained"]
         return {

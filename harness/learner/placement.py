@@ -79,16 +79,34 @@ def alike_together(rows: Sequence[R]) -> list[R]:
 def split(rows: Sequence[R], ranks: int) -> list[list[R]]:
     """Whole rows, in their order, over `ranks` so that the largest number of tokens on a rank is as
     small as it can be; a rank may get none."""
-    low = max((len(row.tokens_T) for row in rows), default=0)
-    high = sum(len(row.tokens_T) for row in rows)
+    shares = taken(rows, ranks)
+    return shares + [[] for _ in range(ranks - len(shares))]
+
+
+def taken(rows: Sequence[R], ranks: int) -> list[list[R]]:
+    """The shares of `split` that have rows, which are those of the first ranks."""
+    lengths = [len(row.tokens_T) for row in rows]
+    longest = max(lengths, default=0)
+    low = max(longest, -(-sum(lengths) // ranks))
+    high = low + longest  # enough: every share but the last is then above the mean
     while low < high:
         middle = (low + high) // 2
-        if len(_filled(rows, middle)) <= ranks:
+        if _shares(lengths, middle) <= ranks:
             high = middle
         else:
             low = middle + 1
-    shares = _filled(rows, low)
-    return shares + [[] for _ in range(ranks - len(shares))]
+    return _filled(rows, low)
+
+
+def _shares(lengths: Sequence[int], capacity: int) -> int:
+    """How many `_filled` makes."""
+    count = room = 0
+    for length in lengths:
+        if length > room or not count:
+            count += 1
+            room = capacity
+        room -= length
+    return count
 
 
 def _filled(rows: Sequence[R], capacity: int) -> list[list[R]]:

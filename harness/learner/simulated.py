@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from harness.contention import Cores, Workbench
 from harness.learner.counted import CountedLedger
-from harness.learner.placement import alike_together, parts, split
+from harness.learner.placement import alike_together, parts, taken
 from harness.packing import pack
 from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats, Trajectory
 from harness.timeline import blocked
@@ -123,15 +123,13 @@ class SimulatedLearner:
     ) -> None:
         kept = [t for t, c in zip(trajectories, coefficients, strict=True) if c != 0.0]
         async with self._turn:
-            shares = [self._passes(share) for share in split(kept, self._ranks)]
+            shares = [self._passes(share) for share in taken(kept, self._ranks)]
             for passes in zip_longest(*shares, fillvalue=()):
                 busy = {rank: rows for rank, rows in enumerate(passes) if rows}
                 seconds = {rank: self._pass_s(rows) for rank, rows in busy.items()}
                 await self._work("accumulate", seconds, _described(busy))
 
     def _passes(self, share: list[Trajectory]) -> list[list[Trajectory]]:
-        if not share:
-            return []
         return [share] if self._chunk_tokens is None else pack(share, self._chunk_tokens)
 
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
@@ -139,7 +137,7 @@ class SimulatedLearner:
             known = {t.trajectory_id: t for t in trajectories}
             shares = [list(trajectories)]
             if self._ranks > 1:
-                shares = split(alike_together(trajectories), self._ranks)
+                shares = taken(alike_together(trajectories), self._ranks)
             passes = [parts(share, self._chunk_tokens) for share in shares]
             for slot in zip_longest(*passes):
                 busy = {

@@ -9,6 +9,7 @@ import pytest
 from harness.accounting import (
     ALIVE,
     EXCHANGE,
+    Ages,
     Trained,
     bound,
     exchange,
@@ -111,11 +112,11 @@ def test_an_exchange_blocks_the_engine_and_every_rank_even_where_it_fails():
     }
 
 
-SPANS = (
+SPANS = Ages().add((
     Trained(5, (VersionSpan(5, 0, 4),)),
     Trained(5, (VersionSpan(3, 0, 2), VersionSpan(4, 2, 8))),
     Trained(6, (VersionSpan(3, 0, 1), VersionSpan(6, 1, 4))),
-)
+))  # fmt: skip
 
 
 def test_staleness_is_weighted_by_tokens_and_violations_are_counted():
@@ -125,7 +126,7 @@ def test_staleness_is_weighted_by_tokens_and_violations_are_counted():
     }  # fmt: skip
     assert staleness(SPANS, 3)["violations"] == {"bound": 3, "tokens": 0, "trajectories": 0}
     assert staleness(SPANS, None)["violations"] is None
-    assert staleness([], 0) == {
+    assert staleness(Ages(), 0) == {
         "mean": None, "max": None, "violations": {"bound": 0, "tokens": 0, "trajectories": 0},
     }  # fmt: skip
 

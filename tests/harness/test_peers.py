@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.accounting import ALIVE, EXCHANGE, Trained
+from harness.accounting import ALIVE, EXCHANGE, Ages, Trained
 from harness.peers import areal, peers, prime_rl, verl, version_windows
 from harness.protocols import Interval, VersionSpan
 from harness.timeline import Timeline, blocked
@@ -44,7 +44,7 @@ def test_versions_end_where_their_weights_are_loaded():
 def test_idle_ratios_of_a_synchronous_run():
     """Trainer: 10 - 4 - 1 = 5 of 10 s waited for samples, then 6. Rollouter: quiet from 4 to 10,
     then from 16 to 20."""
-    found = verl(SYNC, 1, WINDOWS, [])
+    found = verl(SYNC, 1, WINDOWS, Ages())
     assert found["trainer_idle_ratio"] == pytest.approx((0.5 + 0.6) / 2)
     assert found["rollouter_idle_ratio"] == pytest.approx((0.6 + 0.4) / 2)
 
@@ -52,7 +52,7 @@ def test_idle_ratios_of_a_synchronous_run():
 def test_a_parity_check_is_in_no_ratio():
     """From 5 to 7 of the first version: 8 s are left; of them 2 of work and 1 of exchange; quiet
     from 4 to 5 and from 7 to 10."""
-    found = verl(SYNC, 1, [(100.0, 105.0), (107.0, 130.0)], [])
+    found = verl(SYNC, 1, [(100.0, 105.0), (107.0, 130.0)], Ages())
     assert found["trainer_idle_ratio"] == pytest.approx((5 / 8 + 0.6) / 2)
     assert found["rollouter_idle_ratio"] == pytest.approx((4 / 8 + 0.4) / 2)
 
@@ -72,18 +72,18 @@ def test_an_asynchronous_rollouter_is_idle_only_past_its_bound():
         ),
         2,
         WINDOWS,
-        [],
+        Ages(),
     )
     assert found["rollouter_idle_ratio"] == pytest.approx((0.0 + 0.2) / 2)
     assert found["trainer_idle_ratio"] == pytest.approx((0.0 + 0.5) / 2)
 
 
-TRAINED = (
+TRAINED = Ages().add((
     Trained(5, (VersionSpan(5, 0, 4),)),
     Trained(5, (VersionSpan(3, 0, 2), VersionSpan(4, 2, 8))),
     Trained(6, (VersionSpan(3, 0, 1), VersionSpan(6, 1, 4))),
     Trained(6, ()),  # without a generated token
-)
+))  # fmt: skip
 
 
 def test_staleness_by_each_definition():
@@ -106,7 +106,7 @@ def test_staleness_by_each_definition():
 
 
 def test_nothing_trained_gives_no_figure():
-    found = peers(timeline(), 1, [], [])
+    found = peers(timeline(), 1, [], Ages())
     values = [value for part in found.values() for value in part.values()]
     assert {*values} == {None, 0}
     assert found["verl"]["stale_trajectory_processed"] == 0
