@@ -21,6 +21,7 @@ class Asynchronous:
 
     name = "async"
     release: Release | None = None
+    hears_turns = False
 
     def __init__(self, config: Config) -> None:
         self._bound = config.schedule.max_staleness or 0

@@ -19,6 +19,7 @@ class OneStepOff:
 
     name = "one_step_off"
     release: Release | None = None
+    hears_turns = False
 
     def __init__(self, config: Config) -> None:
         """Nothing of its own to configure."""

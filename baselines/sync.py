@@ -17,6 +17,7 @@ class Sync:
 
     name = "sync"
     release: Release = "batch"
+    hears_turns = False
 
     def __init__(self, config: Config) -> None:
         """Nothing of its own to configure."""

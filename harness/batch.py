@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from harness.protocols import Clock, Event, Group, GroupClosed, Sink, Task
+from harness.protocols import (
+    Clock,
+    Event,
+    Group,
+    GroupClosed,
+    Sink,
+    Task,
+    TurnFinished,
+    TurnGenerated,
+)
 
 Begin = Callable[[int, Task, int, Sink], Group]
 """(number, task, seed, sink) -> the group, whose rollouts have been started."""
@@ -14,14 +23,17 @@ class Events:
     """A queue of events, and what has ended it early. A schedule waits only here, so this is where
     a broken rollout, or the end of a budget, reaches it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, turns: bool) -> None:
+        """`turns`: whether events of turns are handed over."""
         self._clock = clock
         self._queue = clock.queue()
         self._failure: BaseException | None = None
+        self._silent: tuple[type, ...] = () if turns else (TurnGenerated, TurnFinished)
 
     def put(self, event: Event | None) -> None:
         """None is the end."""
-        self._queue.put_nowait(event)
+        if event.__class__ not in self._silent:
+            self._queue.put_nowait(event)
 
     def fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -40,8 +52,9 @@ class LiveBatch(Events):
         groups: Iterable[Group],
         clock: Clock,
         record: Callable[[Event], None] = lambda event: None,
+        turns: bool = True,
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, turns)
         self.index = index
         self.version = version
         self.groups = list(groups)
@@ -92,9 +105,11 @@ def start(
     seed: int,
     clock: Clock,
     record: Callable[[Event], None] = lambda event: None,
+    turns: bool = True,
 ) -> LiveBatch:
-    """Begin a batch: one group per task. `record` sees every event before the schedule does."""
-    batch = LiveBatch(index, version, [], clock, record)
+    """Begin a batch: one group per task. `record` sees every event before the schedule does, which
+    is handed those of `turns` if they matter."""
+    batch = LiveBatch(index, version, [], clock, record, turns)
     for number, task in enumerate(tasks, index * len(tasks)):
         group = begin(number, task, seed, batch)
         group.version = version

@@ -124,7 +124,7 @@ class Budget:
 
     def count(self, event: Event) -> None:
         """Add what an event costs; tells `reaches` when that ends what is under way."""
-        if self.over or isinstance(event, GroupClosed | TurnGenerated):
+        if self.over or isinstance(event, (GroupClosed, TurnGenerated)):
             return
         trajectory = event.trajectory
         place = trajectory.group, trajectory.index

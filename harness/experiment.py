@@ -238,6 +238,7 @@ class Experiment:
             room=config.schedule.concurrent_trajectories
             or min(config.engine.slots * config.engine.replicas, config.sandbox.max_parallel),
             in_flight=config.schedule.partial_rollout,
+            hears_turns=getattr(schedule, "hears_turns", True),
             on_update=self._on_update,
             on_trajectory=lambda t, batch: self.records.trajectory(t, batch=batch),
         )

@@ -48,8 +48,9 @@ class LiveFlow(Events):
         group_size: int,
         room: int,
         most: int | None,
+        turns: bool = True,
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, turns)
         self._begin = begin
         self._run = run
         self._recorder = recorder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
@@ -13,6 +14,9 @@ from harness.virtual import VirtualClock
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_COLLECT = (50_000, 20, 20)
+"""Garbage thresholds in virtual time: trajectories live until their update ends, so that looking
+through the young ones finds next to nothing, and takes a tenth of a run."""
 
 
 class Interrupted(BaseException):
@@ -52,9 +56,12 @@ def run_virtual(clock: VirtualClock, coroutine: Coroutine[Any, Any, T]) -> T:
         clock.interrupt(Interrupted(signum))
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*_COLLECT)
     try:
         return clock.run(coroutine)
     finally:
+        gc.set_threshold(*thresholds)
         for number, handler in before.items():
             signal.signal(number, handler)
 

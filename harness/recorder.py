@@ -14,8 +14,12 @@ from harness.protocols import (
     RewardArrived,
     Trajectory,
     TrajectoryLost,
+    TurnFinished,
+    TurnGenerated,
 )
 from harness.timeline import Timeline
+
+_TURNS = (TurnGenerated, TurnFinished)
 
 
 class Recorder:
@@ -41,6 +45,8 @@ class Recorder:
 
     def hear(self, event: Event) -> None:
         self._budget.count(event)
+        if event.__class__ in _TURNS:  # most of them
+            return
         if isinstance(event, RewardArrived):
             self._instant(event.trajectory.group, "reward", event.trajectory.trajectory_id)
             self._ended(event.trajectory)

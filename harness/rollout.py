@@ -13,9 +13,9 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.accounting import ALIVE
 from harness.agents import Agent, action_start
@@ -57,6 +57,17 @@ def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed from named parts: the same parts give the same seed on every machine."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+class _Track(NamedTuple):
+    """What all intervals of one life say: made once, a life has hundreds."""
+
+    resource: str
+    args: Mapping[str, Any]
+
+    @property
+    def blocked(self) -> _Track:
+        return _Track(blocked(self.resource), self.args)
 
 
 class Rollouts:
@@ -155,6 +166,10 @@ class Rollouts:
         clock, environment = self._clock, self._environment
         agent = self._make_agent(task)
         slot = self._slots.take()
+        track = _Track(
+            f"sandbox/{slot:02d}",
+            {"trajectory": trajectory.trajectory_id, "group": trajectory.group},
+        )
         sandbox: Sandbox | None = None
         penalty = finishing = None
         trajectory.started_s = clock.now()
@@ -163,8 +178,8 @@ class Rollouts:
                 sandbox = await self._provider.start(environment.sandbox_spec(task))
                 await environment.prepare(task, sandbox)
                 trajectory.sandbox_start_s = clock.now() - trajectory.started_s
-                self._busy(slot, "start", trajectory.started_s, trajectory)
-                await self._turns(task, trajectory, agent, sandbox, slot, emit)
+                self._busy(track, "start", trajectory.started_s)
+                await self._turns(task, trajectory, agent, sandbox, track, emit)
             finally:
                 await agent.close(trajectory)
             finishing = self._finish(trajectory, emit)
@@ -176,18 +191,18 @@ class Rollouts:
             if trajectory.end == "submit":
                 collecting_s = clock.now()
                 submission = await environment.collect(task, sandbox)
-                self._busy(slot, "collect", collecting_s, trajectory)
+                self._busy(track, "collect", collecting_s)
                 if submission.sandbox is None:
                     await sandbox.stop()
-                verdict = await self._verify(task, trajectory, submission, slot)
+                verdict = await self._verify(task, trajectory, submission, track)
         finally:
             stopping_s = clock.now()
             try:
                 if sandbox is not None:
                     await sandbox.stop()
-                    self._busy(slot, "stop", stopping_s, trajectory)
+                    self._busy(track, "stop", stopping_s)
             finally:  # what it did not work in its life, it was blocked
-                self._busy(slot, ALIVE, trajectory.started_s, trajectory, blocked)
+                self._busy(track.blocked, ALIVE, trajectory.started_s)
                 self._slots.give(slot)
                 if self._scoring is not None and finishing is None:
                     await self._scoring.forget(trajectory)
@@ -216,7 +231,7 @@ class Rollouts:
         trajectory: Trajectory,
         agent: Agent,
         sandbox: Sandbox,
-        slot: int,
+        track: _Track,
         emit: Emit,
     ) -> None:
         """Act and observe until submit or a limit; sets `trajectory.end`."""
@@ -249,7 +264,7 @@ class Rollouts:
                 turn.exec_s = clock.now() - called_s
                 turn.exit_code, turn.timed_out = result.exit_code, result.timed_out
                 turn.out_of_memory = result.out_of_memory
-                self._busy(slot, "exec", exec_started_s, trajectory)
+                self._busy(track, "exec", exec_started_s)
                 message = environment.observation(result)
             turn.finished_s = clock.now()
             emit(TurnFinished(trajectory, len(trajectory.turns) - 1))
@@ -264,7 +279,7 @@ class Rollouts:
             await self._clock.sleep(draw.lognormvariate(math.log(wait.median_s), wait.sigma))
 
     async def _verify(
-        self, task: Task, trajectory: Trajectory, submission: Submission, slot: int
+        self, task: Task, trajectory: Trajectory, submission: Submission, track: _Track
     ) -> Verdict:
         """Judge the same submission, again after an infrastructure failure."""
         started_s = self._clock.now()
@@ -272,7 +287,7 @@ class Rollouts:
             judging_s = self._clock.now()
             verdict = await self._judge(task, submission)
         trajectory.verify_s = self._clock.now() - started_s
-        self._busy(slot, "verify", judging_s, trajectory)
+        self._busy(track, "verify", judging_s)
         if not math.isfinite(verdict.reward):
             raise InfrastructureError("parser", f"{task.task_id}: reward {verdict.reward}")
         return verdict
@@ -293,20 +308,10 @@ class Rollouts:
         taken, self._intervals = self._intervals, []
         return taken
 
-    def _busy(
-        self,
-        slot: int,
-        name: str,
-        started_s: float,
-        trajectory: Trajectory,
-        track: Callable[[str], str] = str,
-    ) -> None:
+    def _busy(self, track: _Track, name: str, started_s: float) -> None:
+        """From then until now."""
+        origin_s = self._origin_s
+        end_s = origin_s + self._clock.now()
         self._intervals.append(
-            Interval(
-                track(f"sandbox/{slot:02d}"),
-                name,
-                self._origin_s + started_s,
-                self._origin_s + self._clock.now(),
-                {"trajectory": trajectory.trajectory_id, "group": trajectory.group},
-            )
+            Interval(track.resource, name, origin_s + started_s, end_s, track.args)
         )

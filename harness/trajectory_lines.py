@@ -22,9 +22,6 @@ _PLAIN = (
 )  # fmt: skip
 
 
-_TURN = tuple(part.name for part in dataclasses.fields(Turn))
-
-
 def _spans(mask_T: list[int]) -> list[list[int]]:
     """[start, end) of each run of ones."""
     edges = [t for t, (a, b) in enumerate(zip([0, *mask_T], [*mask_T, 0], strict=True)) if a != b]
@@ -68,7 +65,20 @@ def _encode_counted(trajectory: Trajectory, mask: Mask) -> dict[str, Any]:
         "tokens": len(mask),
         "action_tokens": trajectory.action_tokens,
         "version_spans": [(s.version, s.start, s.end) for s in trajectory.version_spans],
-        "turns": [{name: getattr(turn, name) for name in _TURN} for turn in trajectory.turns],
+        "turns": [
+            {  # as dataclasses.asdict would have it
+                "action_start": turn.action_start,
+                "action_end": turn.action_end,
+                "started_s": turn.started_s,
+                "generated_s": turn.generated_s,
+                "finished_s": turn.finished_s,
+                "exec_s": turn.exec_s,
+                "exit_code": turn.exit_code,
+                "timed_out": turn.timed_out,
+                "out_of_memory": turn.out_of_memory,
+            }
+            for turn in trajectory.turns
+        ],
         "report": dict(trajectory.report),
         "action_spans": mask.spans,
     }

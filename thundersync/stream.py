@@ -27,6 +27,7 @@ class Stream:
 
     def __init__(self, config: Config) -> None:
         self.release: Release = cast(Release, config.schedule.release)
+        self.hears_turns = self.release in ("turn", "auto")
         self._max_open = config.ledger.max_open_groups
         self._buffers_per_group = buffers_per_group(config)
 

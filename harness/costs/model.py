@@ -50,6 +50,8 @@ class CostModel:
         self.label = f"{hardware.label}, {shape.name}"
         self.assumed = assumed(hardware, shape)
         self._weight_bytes = hardware.weight_bytes * shape.parameters
+        self._pair_flops = shape.pair_flops
+        self._steps: dict[int, tuple[float, float, float, float, float]] = {}
         self._cache_bytes = hardware.cache_bytes * shape.cache_elements
         self._read_s = 1 / (tensor * hardware.memory_bytes_s * hardware.decode_memory_efficiency)
         self._decode_s = 1 / (tensor * hardware.flops_s * hardware.decode_compute_efficiency)
@@ -64,16 +66,26 @@ class CostModel:
         """One token for each of `running` sequences with `context_tokens` of context in all."""
         if running == 0:
             return 0.0
-        hardware, shape = self._hardware, self._shape
-        moved = hardware.weight_bytes * shape.weights_read(running)
-        moved += self._cache_bytes * context_tokens
-        flops = 2 * shape.active_parameters * running + shape.pair_flops * context_tokens
-        return (
-            max(moved * self._read_s, flops * self._decode_s)
-            + hardware.decode_step_s
-            + hardware.decode_sequence_s * running
-            + self._exchange_s(running)
-        )
+        weights, flops, step_s, sequences_s, exchange_s = self._step_of(running)
+        moved = weights + self._cache_bytes * context_tokens
+        flops += self._pair_flops * context_tokens
+        busy_s = max(moved * self._read_s, flops * self._decode_s)
+        return busy_s + step_s + sequences_s + exchange_s
+
+    def _step_of(self, running: int) -> tuple[float, float, float, float, float]:
+        """What a decode step costs whatever its context: bytes of weights, FLOPs, and seconds of
+        the step, of its sequences and of the exchange. A long run asks millions of times."""
+        known = self._steps.get(running)
+        if known is None:
+            hardware, shape = self._hardware, self._shape
+            known = self._steps[running] = (
+                hardware.weight_bytes * shape.weights_read(running),
+                2 * shape.active_parameters * running,
+                hardware.decode_step_s,
+                hardware.decode_sequence_s * running,
+                self._exchange_s(running),
+            )
+        return known
 
     def prefill_s(self, new_tokens: int, context_tokens: int) -> float:
         """`new_tokens` behind a context whose keys and values are there."""

@@ -162,6 +162,23 @@ def test_a_group_that_lost_a_trajectory_is_dropped_whole(environment):
     assert [t.index for t in kept.trajectories] == [0, 1]
 
 
+@pytest.mark.parametrize("turns", [True, False])
+def test_a_schedule_that_hears_no_turns_is_handed_the_rest(environment, turns):
+    tasks, recorded = environment.tasks("train")[:1], []
+
+    async def body(rollouts: Rollouts, provider: Failing) -> list[Event]:
+        batch = start(rollouts.begin, 0, 0, tasks, 0, WallClock(), recorded.append, turns)
+        events = []
+        while (event := await batch.next()) is not None:
+            events.append(event)
+        return events
+
+    handed = play(environment, body, group_size=2)
+    of_turns = [e for e in recorded if isinstance(e, TurnGenerated | TurnFinished)]
+    assert of_turns
+    assert list(map(id, handed)) == [id(e) for e in recorded if turns or e not in of_turns]
+
+
 def test_limits_end_a_trajectory_with_reward_0_and_no_verifier(environment):
     events: list[Event] = []
     task = environment.tasks("train")[0]
