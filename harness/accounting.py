@@ -34,9 +34,9 @@ class Trained:
     @classmethod
     def at(cls, version: int, spans: Sequence[VersionSpan]) -> Trained:
         """One span for each version, in the order of their first tokens."""
-        tokens: Counter[int] = Counter()
+        tokens: dict[int, int] = {}
         for span in spans:
-            tokens[span.version] += span.end - span.start
+            tokens[span.version] = tokens.get(span.version, 0) + span.end - span.start
         return cls(version, tuple(VersionSpan(v, 0, n) for v, n in tokens.items()))
 
     @property

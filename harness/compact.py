@@ -61,7 +61,8 @@ class CompactTimeline(Timeline):
         self._busy_s: defaultdict[str, float] = defaultdict(float)
         self._held_s: defaultdict[str, float] = defaultdict(float)
         self._blocked_s: defaultdict[str, float] = defaultdict(float)
-        self._names: dict[str, tuple[str, str]] = {}  # as told -> resource, its kind
+        self._names: dict[str, tuple[str, str]] = {}
+        """As told -> the resource, and its kind where it worked."""
 
     @property
     def intervals(self) -> Sequence[Interval]:
@@ -75,41 +76,47 @@ class CompactTimeline(Timeline):
         self.extend([interval])
 
     def extend(self, intervals: Iterable[Interval]) -> None:
+        """A long run has tens of millions."""
         inside = union(self.windows())
+        one = inside[0] if len(inside) == 1 else None  # always, but for pauses
+        trace, names, busy_s = self._trace, self._names, self._busy_s
         for interval in intervals:
-            if len(self._trace) < TRACE:
-                self._trace.append(interval)
+            if len(trace) < TRACE:
+                trace.append(interval)
             else:
                 self._left_out += 1
-            self._take(interval, inside)
-
-    def _take(self, interval: Interval, inside: Sequence[Window]) -> None:
-        told, start_s, end_s = interval.resource, interval.start_s, interval.end_s
-        known = self._names.get(told)
-        if known is None:
-            name = told.removeprefix(_BLOCKED)
-            known = self._names[told] = name, name.split("/")[0]
-        resource, kind = known
-        if len(inside) == 1:  # always, but for pauses
-            ((from_s, to_s),) = inside
-            seconds = (end_s if end_s < to_s else to_s) - (start_s if start_s > from_s else from_s)
-        else:
-            seconds = overlap_s([(start_s, end_s)], inside)
-        if seconds < 0:
-            seconds = 0.0
-        if interval.name == ALIVE:
-            self._alive.add(start_s, end_s)
-            self._held_s[resource] += seconds
-        elif told != resource:
-            self._blocked_s[resource] += seconds
-            if resource == ENGINE and interval.name == EXCHANGE:  # they tell one version's end
-                self._exchanges.append(interval)
-        else:
-            self._busy_s[resource] += seconds
+            told, start_s, end_s = interval.resource, interval.start_s, interval.end_s
+            if one is None:
+                seconds = overlap_s([(start_s, end_s)], inside)
+            else:
+                seconds = (end_s if end_s < one[1] else one[1]) - (
+                    start_s if start_s > one[0] else one[0]
+                )
+                if seconds < 0:
+                    seconds = 0.0
+            known = names.get(told)
+            if known is None:
+                name = told.removeprefix(_BLOCKED)
+                known = names[told] = name, name.split("/")[0] if name == told else ""
+            resource, kind = known
+            if not kind:
+                self._hold(interval, resource, seconds)
+                continue
+            busy_s[resource] += seconds
             if kind == "engine":
                 self._engine(interval)
             elif kind == "learner":
                 self._learning.add(start_s, end_s)
+
+    def _hold(self, interval: Interval, resource: str, seconds: float) -> None:
+        """A life, or a time at which a resource was blocked."""
+        if interval.name == ALIVE:
+            self._alive.add(interval.start_s, interval.end_s)
+            self._held_s[resource] += seconds
+            return
+        self._blocked_s[resource] += seconds
+        if resource == ENGINE and interval.name == EXCHANGE:  # they tell one version's end
+            self._exchanges.append(interval)
 
     def _engine(self, interval: Interval) -> None:
         """One interval for all, without a length: nobody may read times from it."""
@@ -118,8 +125,7 @@ class CompactTimeline(Timeline):
             args = {"generated_tokens": 0}
             known = replace(interval, start_s=0.0, end_s=0.0, args=args)
             self._engines[interval.resource] = known
-        args = known.args
-        assert isinstance(args, dict)
+        args: Any = known.args
         args["generated_tokens"] += interval.args.get("generated_tokens", 0)
 
     def instant(self, track: str, name: str, *, at_s: float | None = None, **args: Any) -> None:

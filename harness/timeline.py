@@ -54,6 +54,13 @@ def length_s(windows: Iterable[Window]) -> float:
     return sum(end - start for start, end in windows)
 
 
+def idle_fraction(busy_s: float, available_s: float) -> float | None:
+    """1 - busy / available; None where there is nothing to be idle."""
+    if available_s <= 0:
+        return None
+    return min(1.0, max(0.0, 1.0 - busy_s / available_s))
+
+
 class Timeline:
     """What happened when. Resources are named `kind/number`, such as engine/0 or sandbox/03."""
 
@@ -118,9 +125,7 @@ class Timeline:
         """1 - busy / available over the windows; None where there is nothing to be idle."""
         inside = union(windows)
         available_s = length_s(inside) * len(set(resources))
-        if available_s <= 0:
-            return None
-        return min(1.0, max(0.0, 1.0 - self.busy_s(resources, inside) / available_s))
+        return idle_fraction(self.busy_s(resources, inside), available_s)
 
     def shares(
         self, resources: Sequence[str], windows: Iterable[Window]

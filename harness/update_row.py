@@ -12,7 +12,7 @@ from harness.objectives import ratios
 from harness.objectives.grpo import Grpo
 from harness.objectives.opd import reverse_kl
 from harness.protocols import StepStats, TurnStats
-from harness.timeline import Timeline, Window
+from harness.timeline import Timeline, Window, idle_fraction, length_s, overlap_s, union
 
 Row = dict[str, Any]
 TURNS = tuple(TurnStats.__dataclass_fields__)
@@ -21,12 +21,22 @@ TURNS = tuple(TurnStats.__dataclass_fields__)
 def times(timeline: Timeline, ranks: int, replicas: int, windows: Sequence[Window]) -> Row:
     """What engine and learner did in an update's own windows; `timeline` holds the update's
     intervals: what has none is idle, not unknown."""
+    inside, whole_s = union(windows), length_s(union(windows))
     learner, engine = learner_ranks(ranks), engine_replicas(replicas)
+    tracks = timeline.unions([*learner, *engine])  # once: a long update has a million intervals
+    busy_s = {
+        kind: sum(overlap_s(tracks[name], inside) for name in names)
+        for kind, names in (("learner", learner), ("engine", engine))
+    }
+    idle = {
+        kind: idle_fraction(busy_s[kind], whole_s * len(names))
+        for kind, names in (("learner", learner), ("engine", engine))
+    }
     return {
-        "learner_busy_s": timeline.busy_s(learner, windows),
-        "engine_busy_s": timeline.busy_s(engine, windows),
-        "idle_learner": timeline.idle_fraction(learner, windows),
-        "idle_engine": timeline.idle_fraction(engine, windows),
+        "learner_busy_s": busy_s["learner"],
+        "engine_busy_s": busy_s["engine"],
+        "idle_learner": idle["learner"],
+        "idle_engine": idle["engine"],
     }
 
 
