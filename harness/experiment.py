@@ -18,6 +18,7 @@ from typing import Any
 
 from harness import summary as closing
 from harness.budget import Budget, BudgetEnded
+from harness.charged import settings as charged
 from harness.cluster.devices import devices
 from harness.cluster.worker import load
 from harness.compact import CompactTimeline
@@ -124,6 +125,10 @@ class Experiment:
         config, say = self._config, self._display.note
         if self.virtual is not None:
             self.tracker.ready()
+            if charged.asked(config):
+                from harness.charged.parts import open_charged
+
+                return open_charged(config, self.virtual, self._run_id(), weights, say=say)
             return open_simulated(config, self.virtual, say=say)
         return open_parts(
             config, self._run_id(), weights, say=say, tracker_ready=self.tracker.ready
@@ -170,7 +175,7 @@ class Experiment:
         """Outside the budget: before training has begun, and after it has stopped."""
         config = self._config
         self._display.phase(f"evaluation ({name})")
-        started_s = time.monotonic()
+        started_s = self._elapsed_s()
         tasks = parts.environment.tasks(config.env.eval_split)[: config.evaluation.tasks]
         rollouts = make_rollouts(config, parts, config.evaluation.temperature)
 
@@ -188,7 +193,7 @@ class Experiment:
         )
         self.errors.update(rollouts.infrastructure_errors)
         await parts.engine.drain_intervals()  # not training: kept out of the timeline
-        self.evaluation_s += time.monotonic() - started_s
+        self.evaluation_s += self._elapsed_s() - started_s
         rate = found.solve_rate
         self._display.note(
             f"held-out solve rate ({name}): {rate if rate is None else f'{rate:.1%}'}"

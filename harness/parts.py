@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.agents import Agent, PolicyAgent, scripted
+from harness.charged import settings as charged
 from harness.clock import WallClock
 from harness.cluster.pinning import cores
 from harness.cluster.worker import load
@@ -21,11 +22,10 @@ from harness.learner.turn_options import TurnOptions
 from harness.memory import ledger_plan
 from harness.objectives import offpolicy
 from harness.objectives.estimators import ESTIMATORS
-from harness.planned import PlannedAgent
 from harness.policy import lora
 from harness.prompts import check_prompts
 from harness.protocols import Clock, Environment, Learner, SandboxProvider, Task, Trajectory
-from harness.rollout import Penalty, Rollouts
+from harness.rollout import MakeAgent, Penalty, Rollouts
 from harness.schedule_rules import whole_trajectories
 from harness.teachers.protocol import Teacher
 from harness.teachers.scoring import Scoring
@@ -50,6 +50,8 @@ class Parts:
     policy_folder: Path | None
     teacher: Teacher | None = None  # where the objective has one, and something trains
     trains_on_evaluation: bool = False  # on tasks that were made for evaluation, as asked
+    # Who acts in virtual time, at a sampling temperature; None where agent.name says it.
+    agents: Callable[[float], MakeAgent] | None = None
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +76,7 @@ async def open_parts(
     async with contextlib.AsyncExitStack() as stack:
         provider: SandboxProvider | None = None
         if config.replay is None:
-            provider = await _provider(environment, config, run_id, weights is not None)
+            provider = await open_sandboxes(environment, config, run_id, weights is not None)
             stack.push_async_callback(provider.close)
             say(f"sandbox: {provider.why}")
         engine = learner = chat = folder = teacher = None
@@ -113,7 +115,7 @@ async def open_parts(
             if weights is not None:
                 learner = TorchLearnerClient(
                     learner_options(config, folder, weights),
-                    threads=config.schedule.learner_devices,
+                    threads=learner_threads(config),
                     affinity=learner_cores,
                 )
                 stack.push_async_callback(learner.close)
@@ -129,7 +131,7 @@ async def open_parts(
         )
 
 
-async def _provider(
+async def open_sandboxes(
     environment: Environment, config: Config, run_id: str, trains: bool
 ) -> SandboxProvider:
     """Sandboxes of the kind that the data set's first task can have. Those that a batch (or else
@@ -196,14 +198,24 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
         "objective": offpolicy.effective(config),
         "turns": turn_options(config),
         "adapters": lora.adapters(config.policy.lora, config.seed),
-        "placement": Placement(
-            learner.ranks,
-            learner.parallel,
-            ledger.sharded,
-            device=learner.device,
-            chunk_tokens=config.schedule.chunk_tokens if learner.ranks > 1 else None,
-        ),
+        "placement": charged.PLACEMENT if charged.asked(config) else _placement(config),
     }
+
+
+def _placement(config: Config) -> Placement:
+    learner = config.learner
+    return Placement(
+        learner.ranks,
+        learner.parallel,
+        config.ledger.sharded,
+        device=learner.device,
+        chunk_tokens=config.schedule.chunk_tokens if learner.ranks > 1 else None,
+    )
+
+
+def learner_threads(config: Config) -> int:
+    """Of all its processes."""
+    return charged.THREADS if charged.asked(config) else config.schedule.learner_devices
 
 
 def turn_options(config: Config) -> TurnOptions | None:
@@ -235,6 +247,11 @@ def reward_penalty(config: Config, learner: Learner) -> Penalty | None:
     return penalty
 
 
+def policy_agent(config: Config, parts: Parts, temperature: float) -> PolicyAgent:
+    """The language model, at one sampling temperature."""
+    return PolicyAgent(parts.engine, parts.chat, config.rollout, temperature)
+
+
 def make_rollouts(
     config: Config,
     parts: Parts,
@@ -244,15 +261,15 @@ def make_rollouts(
 ) -> Rollouts:
     """The agent loop at one sampling temperature (training and evaluation may differ, and only
     training has a `penalty`, or a teacher's `scoring`)."""
-    policy = PolicyAgent(parts.engine, parts.chat, config.rollout, temperature)
+    policy = policy_agent(config, parts, temperature)
     environment: Any = parts.environment
 
-    def make_agent(task: Task) -> Agent:
-        if parts.clock.kind == "virtual":
-            return PlannedAgent(parts.engine, task.payload["life"])
+    def act(task: Task) -> Agent:
         if config.agent.name == "policy":
             return policy
         return scripted(config.agent.name, parts.environment, task)
+
+    make_agent = act if parts.agents is None else parts.agents(temperature)
 
     def meet(task: Task, t: Trajectory) -> Task:
         if parts.clock.kind == "virtual":

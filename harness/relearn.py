@@ -22,7 +22,7 @@ from harness import composition, entry
 from harness.config import Config
 from harness.interrupt import run_async
 from harness.learner.client import TorchLearnerClient
-from harness.parts import learner_options
+from harness.parts import learner_options, learner_threads
 from harness.policy.load import resolve
 from harness.protocols import FoldSpec, Learner, Trajectory, UsageError
 from harness.trajectory_lines import read
@@ -132,7 +132,7 @@ async def relearn(folder: Path, config: Config) -> dict[str, Any]:
             options["turns"] = replace(options["turns"], **verb["settings"])
     with tempfile.TemporaryDirectory(prefix="thundersync-") as scratch:
         learner = TorchLearnerClient(
-            options | {"publish_folder": scratch}, config.schedule.learner_devices
+            options | {"publish_folder": scratch}, learner_threads(config)
         )
         try:
             await learner.start()

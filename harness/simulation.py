@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from harness.charged import settings as charged
 from harness.config import Config, EvaluationConfig, lookup
 from harness.protocols import UsageError
 from harness.virtual import VirtualClock
@@ -68,7 +69,9 @@ def asked(config: Config) -> bool:
 def settle(config: Config) -> None:
     """Check a virtual run's settings and fill in what its hardware says: engine.replicas,
     and learner.ranks. Nothing in a real run. Raises UsageError."""
-    if not asked(config):
+    if charged.asked(config):
+        charged.settle(config)
+    if charged.asked(config) or not asked(config):
         return
     from harness.costs.select import cost_model
 
@@ -111,6 +114,7 @@ async def open_simulated(
     from harness.engines.simulated import SimulatedEngine
     from harness.learner.simulated import SimulatedLearner
     from harness.parts import Parts, ledger_form
+    from harness.planned import PlannedAgent
 
     costs, rollout = cost_model(config), config.rollout
     limits = Limits(rollout.max_turns, rollout.max_new_tokens, rollout.max_context_tokens)
@@ -148,7 +152,10 @@ async def open_simulated(
         cores=cores,
     )
     try:
-        yield Parts(clock, environment, provider, engine, learner, None, None)
+        yield Parts(
+            clock, environment, provider, engine, learner, None, None,
+            agents=lambda temperature: lambda task: PlannedAgent(engine, task.payload["life"]),
+        )  # fmt: skip
     finally:
         await clock.cancel_all()
         await provider.close()

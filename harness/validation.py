@@ -169,7 +169,7 @@ def validate(config: Config) -> None:
     for key in _FILES:
         _exists(key, lookup(config, key))
     teachers.check(config)
-    if config.clock.kind == "wall" and config.agent.name == "policy":
+    if config.policy.name != "simulated" and config.agent.name == "policy":
         folder = resolve(config.policy.path or config.policy.name)
         architecture.check(folder, config.rollout.max_context_tokens)
     lora.check(config.policy.lora)

@@ -50,7 +50,7 @@ def t_interval(values: Sequence[float | None]) -> Estimate:
     mean = statistics.fmean(known)
     if len(known) < 2:
         return Estimate(mean, runs=1)
-    half = _t_quantile(len(known) - 1) * statistics.stdev(known) / math.sqrt(len(known))
+    half = t_quantile(len(known) - 1) * statistics.stdev(known) / math.sqrt(len(known))
     return Estimate(mean, mean - half, mean + half, len(known))
 
 
@@ -79,9 +79,9 @@ def seeds_to_resolve(estimate: Estimate, null: float = 0.0) -> int | None:
         return None
     distance = abs(estimate.value - null)
     half = (estimate.interval[1] - estimate.interval[0]) / 2
-    deviation = half * math.sqrt(estimate.runs) / _t_quantile(estimate.runs - 1)
+    deviation = half * math.sqrt(estimate.runs) / t_quantile(estimate.runs - 1)
     for n in range(2, MOST_SEEDS + 1):
-        if _t_quantile(n - 1) * deviation / math.sqrt(n) < distance:
+        if t_quantile(n - 1) * deviation / math.sqrt(n) < distance:
             return n
     return None
 
@@ -264,10 +264,10 @@ def resolution(groups: Sequence[Sequence[float]]) -> float | None:
         return None
     freedom = sum(len(g) - 1 for g in repeated)
     pooled = sum(statistics.variance(g) * (len(g) - 1) for g in repeated) / freedom
-    return _t_quantile(freedom) * math.sqrt(2 * pooled / min(map(len, repeated)))
+    return t_quantile(freedom) * math.sqrt(2 * pooled / min(map(len, repeated)))
 
 
-def _t_quantile(freedom: int) -> float:
+def t_quantile(freedom: int) -> float:
     from scipy.stats import t
 
     return float(t.ppf((1 + CONFIDENCE) / 2, freedom))

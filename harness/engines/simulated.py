@@ -35,7 +35,7 @@ class DecodeCosts(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Request:
+class Request:
     """`joined` is the service time at which it began, `made` the tokens that spans speak for."""
 
     session: str
@@ -67,10 +67,10 @@ class Replica:
             cores.listen(self._changed)
         self._capacity = costs.context_capacity_tokens
         self._version = 0
-        self._running: list[tuple[float, int, _Request]] = []  # a heap, with what was released
+        self._running: list[tuple[float, int, Request]] = []  # a heap, with what was released
         self._number = 0
-        self._waiting: deque[_Request] = deque()
-        self._requests: dict[str, _Request] = {}  # by session
+        self._waiting: deque[Request] = deque()
+        self._requests: dict[str, Request] = {}  # by session
         self._cached: OrderedDict[str, int] = OrderedDict()  # longest idle first
         self._held = 0  # tokens that running requests will hold at their ends, and cached ones
         self._count = 0
@@ -89,7 +89,7 @@ class Replica:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def submit(self, request: _Request) -> None:
+    def submit(self, request: Request) -> None:
         self._requests[request.session] = request
         self._waiting.append(request)
         self._advance()
@@ -132,7 +132,7 @@ class Replica:
             self._cached.move_to_end(session)
         return len(self._cached) > (session in self._cached)
 
-    def _join(self, request: _Request, size: int) -> None:
+    def _join(self, request: Request, size: int) -> None:
         now = self._clock.time_s
         own = self._cached.pop(request.session, 0)
         self._held += size - own
@@ -150,7 +150,7 @@ class Replica:
         self._offset += request.prompt - self._service
         heapq.heappush(self._running, (self._service + request.tokens, self._number, request))
 
-    def _leave(self, request: _Request) -> None:
+    def _leave(self, request: Request) -> None:
         """Out of the batch, with the tokens that it has; the heap forgets it later."""
         self._generated += request.made
         self._count -= 1
@@ -162,10 +162,10 @@ class Replica:
             self._at_work(-1)
             self._close_interval()
 
-    def _made(self, request: _Request) -> int:
+    def _made(self, request: Request) -> int:
         return int(self._service - request.joined + _ROUNDING)
 
-    def _reply(self, request: _Request) -> None:
+    def _reply(self, request: Request) -> None:
         tokens = cast("list[int]", range(request.made))
         finish = "stop" if request.made == request.tokens else "length"
         request.answer.set(Completion(tokens, [], request.spans, finish))
@@ -284,6 +284,8 @@ class Replica:
 class SimulatedEngine:
     """The Engine protocol over replicas; a session stays on the one that had fewest at first."""
 
+    REPLICA = Replica
+
     def __init__(
         self,
         costs: DecodeCosts,
@@ -296,7 +298,7 @@ class SimulatedEngine:
         """`cores` are those that it shares with others; none where it has its own."""
         self._clock = clock
         self._replicas = [
-            Replica(f"engine/{i}", costs, clock, slots, cores) for i in range(replicas)
+            self.REPLICA(f"engine/{i}", costs, clock, slots, cores) for i in range(replicas)
         ]
         self._loads = [0] * replicas
         self._least = [(0, i) for i in range(replicas)]  # a heap, with loads that have changed
@@ -317,7 +319,7 @@ class SimulatedEngine:
         """`max_new_tokens` tokens, which is what the workload wants of this turn."""
         answer: Future[Completion] = Future(self._clock)
         self._place(request.session).submit(
-            _Request(request.session, len(request.prompt_T), request.max_new_tokens, answer)
+            Request(request.session, len(request.prompt_T), request.max_new_tokens, answer)
         )
         return await answer
 

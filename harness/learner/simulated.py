@@ -43,9 +43,10 @@ class LearnerCosts(Protocol):
 
 class SimulatedLearner:
     """The Learner protocol without weights. `chunk_tokens` bounds a rank's passes where there are
-    several ranks, as for the real one. Colocated, the devices come from the engine before an
-    update's first work and go back after its last, `switch_s` each way. On `cores` that others
-    share, passes take longer while those are at work."""
+    several ranks, as for the real one, or where it has to `repack` what callers packed. Colocated,
+    the devices come from the engine before an update's first work and go back after its last,
+    `switch_s` each way. On `cores` that others share, passes take longer while those are at
+    work."""
 
     def __init__(
         self,
@@ -59,9 +60,10 @@ class SimulatedLearner:
         bucket_cap: int,
         switch_s: float = 0.0,
         cores: Cores | None = None,
+        repack: bool = False,
     ) -> None:
         self._costs, self._clock, self._ranks = costs, clock, ranks
-        self._chunk_tokens = chunk_tokens if ranks > 1 else None
+        self._chunk_tokens = chunk_tokens if ranks > 1 or repack else None
         self._learning_rate = learning_rate
         self._ledgers = [
             CountedLedger(form, bucket_cap, costs.gradient_bytes()) for _ in range(ranks)

@@ -175,7 +175,7 @@ def test_colocated_engine_and_learner_share_all_devices(tmp_path: Path) -> None:
         (["env=simulated", "learner=torch"], "learner.name=torch: env=simulated runs with"),
         (["env=simulated", "sandbox=docker"], "sandbox.kind=docker: env=simulated runs with"),
         (["env=simulated", "clock=wall"], "clock.kind=wall: env=simulated runs with"),
-        (["env=swebench", "clock=virtual"], "clock.kind=virtual: env.name=swebench does real"),
+        (["env=swebench", "clock=virtual"], "workload=none: clock=virtual with a real environment"),
         (["env=swebench", "engine=simulated"], "engine.name=simulated: env.name=swebench does"),
         (["env=simulated", "hardware=8xb200"], "workload=none: env=simulated has no tasks"),
         (["env=simulated", "workload=math"], "hardware=auto"),

@@ -1,0 +1,1 @@
+"""Virtual time with real learning: real work, whose seconds a model charges."""
