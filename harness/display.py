@@ -74,7 +74,8 @@ class Display:
 
     def note(self, text: str) -> None:
         """One line that stays, such as which sandbox was taken and why."""
-        self._console.print(printable(text, self._stream))
+        marked = text if text.startswith(self.label) else self._marked() + text
+        self._console.print(printable(marked, self._stream))
 
     def budget(self, kind: str, limit: float) -> None:
         self._budget = f"/{limit:g} {kind}"

@@ -31,7 +31,7 @@ from harness.manifest import manifest
 from harness.nvml import open_sampler
 from harness.objectives import opd
 from harness.parity import describe
-from harness.parts import Parts, make_rollouts, open_parts, reward_penalty
+from harness.parts import Parts, chunk_tokens, make_rollouts, open_parts, reward_penalty
 from harness.protocols import Schedule, Trajectory
 from harness.records import Records
 from harness.replay import Replay, whole_batches
@@ -233,7 +233,7 @@ class Experiment:
             scoring=scoring,
             tasks=parts.environment.tasks(config.env.split),
             groups_per_batch=config.rollout.groups_per_batch,
-            chunk_tokens=config.schedule.chunk_tokens,
+            chunk_tokens=chunk_tokens(config),
             seed=config.seed,
             ranks=config.learner.ranks,
             replicas=config.engine.replicas,

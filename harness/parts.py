@@ -213,6 +213,12 @@ def _placement(config: Config) -> Placement:
     )
 
 
+def chunk_tokens(config: Config) -> int:
+    """The bound of a chunk of the policy's own tokens."""
+    real = charged.PLACEMENT.chunk_tokens if charged.asked(config) else None
+    return real or config.schedule.chunk_tokens
+
+
 def learner_threads(config: Config) -> int:
     """Of all its processes."""
     return charged.THREADS if charged.asked(config) else config.schedule.learner_devices

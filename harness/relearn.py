@@ -131,9 +131,7 @@ async def relearn(folder: Path, config: Config) -> dict[str, Any]:
         if verb["verb"] == "turns" and options["turns"] is not None:
             options["turns"] = replace(options["turns"], **verb["settings"])
     with tempfile.TemporaryDirectory(prefix="thundersync-") as scratch:
-        learner = TorchLearnerClient(
-            options | {"publish_folder": scratch}, learner_threads(config)
-        )
+        learner = TorchLearnerClient(options | {"publish_folder": scratch}, learner_threads(config))
         try:
             await learner.start()
             for verb in recorded_verbs:

