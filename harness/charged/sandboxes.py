@@ -136,6 +136,9 @@ class ChargedSandbox:
     async def allow_hosts(self, hosts: Sequence[str]) -> None:
         self.then(lambda sandbox: sandbox.allow_hosts(hosts)).result()
 
+    async def hand_over(self, folders: Sequence[str]) -> None:
+        self.then(lambda sandbox: sandbox.hand_over(folders)).result()
+
 
 class ChargedProvider(SimulatedProvider):
     """Sandboxes of the `real` provider, in the places and at the times of the simulated one;

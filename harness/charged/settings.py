@@ -22,6 +22,7 @@ _ONLY = {
     "replay": (None, "a replay has the recording's times"),
     "workload.trace": (None, "how many turns there are is the policy's"),
     "schedule.partial_rollout": (False, "a turn is sampled whole, with one version's weights"),
+    "rollout.tool_wait.median_s": (0.0, "workload.tool_s says what tool calls take"),
     "rollout.history_turns": (None, "a rewritten context has no times"),
     "cluster.pin_cores": (False, "one thread each is all that there is"),
     "policy.lora.rank": (0, "costs are those of training every weight"),

@@ -22,8 +22,8 @@ from harness.composition import compose
 from harness.config import RolloutConfig
 from harness.display import Display
 from harness.experiment import execute
-from harness.job import check
 from harness.interrupt import run_async
+from harness.job import check
 from harness.policy.load import resolve
 from harness.protocols import Trajectory, UsageError
 from harness.records import SCHEMA_PATH
