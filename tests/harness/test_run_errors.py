@@ -31,7 +31,7 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("rollout.group_sze=4", ("rollout.group_sze", "did you mean rollout.group_size?")),
         ("+foo=3", ("foo: no such key",)),
         ("env.split_name=x", ("env.split_name: no such key",)),
-        ("env=swebnch", ("env=swebnch", "there is: simulated, swebench, terminal_bench")),
+        ("env=swebnch", ("env=swebnch", "there is: simulated, swebench, swebench_virtual")),
         ("schedule=asink", ("schedule=asink", "there is: async, async_4, async_8, one_step_off")),
         ("experiment=compare_small schedule=one_step_off", ("has settings for sync, async, str",)),
         ("rollout.group_size=many", ("rollout.group_size=many", "Integer")),
