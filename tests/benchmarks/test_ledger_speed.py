@@ -10,37 +10,20 @@ into extra_info and are printed.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
-from torch import (
-    _foreach_add_ as add_,  # pyright: ignore[reportPrivateImportUsage]
-)
 
-from harness.policy.load import load_for_training, resolve
-from thundersync.ledger import GradientLedger
-
-Buffers = list[torch.Tensor]
-
-
-def tiny_shapes() -> list[torch.Size]:
-    """The default policy's 46 tensors, 984,448 parameters: they stay in the processor's cache."""
-    return [p.shape for p in load_for_training(resolve("tiny"), torch.float32).parameters()]
+from harness.gate.alternate import cpu_s
+from harness.gate.ledger_work import LedgerWork, tiny_shapes
 
 
 def large_shapes() -> list[torch.Size]:
     """177 tensors like a transformer's, 29,976,576 parameters: far larger than any cache."""
     shapes = [(512, 1024)] * 57 + [(512,)] * 60 + [(1024,)] * 60
     return [torch.Size(s) for s in shapes]
-
-
-def timed(work: Callable[[], None]) -> float:
-    began_s = time.thread_time()
-    work()
-    return time.thread_time() - began_s
 
 
 def median(values: list[float]) -> float:
@@ -68,59 +51,23 @@ def one_thread():
 def test_a_binary_group_against_plain_adds(
     benchmark: BenchmarkFixture, shapes: Callable[[], list[torch.Size]], rounds: int, size: int
 ) -> None:
-    made = shapes()
-    elements = sum(s.numel() for s in made)
-    source = [torch.randn(s) for s in made]
-    gradients = [[torch.empty(s) for s in made] for _ in range(size)]
-    total = [torch.zeros(s) for s in made]
-    rewards = [float(i % 2) for i in range(size)]
-    known = {str(i): (r, 1.0 if r else -1.0) for i, r in enumerate(rewards)}
-    ledger = GradientLedger("auto")
-
-    def refill() -> None:
-        """The ledger sums in the place of what it is given."""
-        for gradient in gradients:
-            torch._foreach_copy_(gradient, source)  # pyright: ignore[reportPrivateImportUsage]
-
-    def streamed() -> None:
-        for i, gradient in enumerate(gradients):
-            ledger.capture(0, [str(i)], list(gradient))
-            ledger.commit([str(i)], rewards[i])
-        ledger.fold(0, known, total)
-        ledger.end_of_update()
-
-    def same_adds() -> None:
-        """What the ledger adds, without the ledger."""
-        for i in range(2, size):
-            add_(gradients[i % 2], gradients[i])
-        add_(gradients[1], gradients[0], alpha=-1.0)
-        add_(total, gradients[1])
-
-    def one_accumulator() -> None:
-        """One buffer that stays in the cache, where the ledger's two buckets take turns."""
-        for gradient in gradients:
-            add_(total, gradient)
-
-    def copied() -> None:
-        for gradient in gradients:
-            torch._foreach_copy_(total, gradient)  # pyright: ignore[reportPrivateImportUsage]
-
-    works = (streamed, same_adds, one_accumulator, copied)
-    seconds: dict[str, list[float]] = {work.__name__: [] for work in works}
+    work = LedgerWork(shapes(), size)
+    works = (work.streamed, work.same_adds, work.one_accumulator, work.copied)
+    seconds: dict[str, list[float]] = {side.__name__: [] for side in works}
 
     def alternated() -> None:
-        for work in works:
-            refill()
-            seconds[work.__name__].append(timed(work))
+        for side in works:
+            work.refill()
+            seconds[side.__name__].append(cpu_s(side))
 
     benchmark.pedantic(alternated, rounds=rounds, warmup_rounds=1)
     assert len(seconds["streamed"]) == rounds + 1
-    assert all(math.isfinite(float(t.sum())) for t in total)
-    moved = 4 * elements * size
+    assert all(math.isfinite(float(t.sum())) for t in work.total)
+    moved = 4 * work.elements * size
     copy_rate = 2 * moved / median(seconds["copied"])
     ledger_rate = 3 * moved / median(seconds["streamed"])
     figures = {
-        "parameters": elements,
+        "parameters": work.elements,
         "group_size": size,
         "ratio_to_same_adds": median(seconds["streamed"]) / median(seconds["same_adds"]),
         "ratio_to_one_accumulator": median(seconds["streamed"])

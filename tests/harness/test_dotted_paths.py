@@ -21,6 +21,7 @@ _ALLOWED = {
     "environments.terminal_bench.environment:TerminalBench",
     "harness.engines.torch_engine:TorchEngine",
     "harness.experiment:execute",
+    "harness.gate.speeds:Speeds",
     "harness.learner.torch_learner:TorchLearner",
     "harness.teachers.torch_teacher:TorchTeacher",
     "thundersync.ledger:GradientLedger",
