@@ -42,6 +42,7 @@ KILL_LIMIT_S = 10.0
 NEVER = float("inf")
 PR_SET_DUMPABLE = 4
 S_IFMT, S_IFREG, S_IFDIR, S_IFLNK = 0o170000, 0o100000, 0o040000, 0o120000
+OOM_PREFERRED = b"1000"  # the highest score: the kernel takes these processes first
 OOM_FILES = ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")
 # Here, not in what is started. Python ignores the first two by itself; the last it would let end
 # this process, with a status that looks like the machine's failure, not like an agent's doing.
@@ -84,14 +85,25 @@ def children_cpu_s():
     return used.ru_utime + used.ru_stime
 
 
-def prefer_for_oom_kill(process):
-    """Where memory runs out the kernel should take the agent's processes, not PID 1."""
-    try:
-        score = os.open("/proc/" + process + "/oom_score_adj", os.O_WRONLY)
-        os.write(score, b"1000")
-        os.close(score)
-    except OSError:
-        return  # /proc is read-only, or it has ended: a preference, no limit
+class OomScore:
+    """Where memory runs out the kernel should take the agent's processes, not PID 1: they start
+    with the highest score. All of them do: one without it would be spared for a smaller one.
+    A preference, no limit: it is left alone where the sandbox may not write it.
+    """
+
+    def __init__(self):
+        self.file, self.own = -1, b""
+        try:
+            self.file = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+            self.own = os.pread(self.file, 16, 0).strip()
+        except OSError:
+            return
+
+    def set(self, score):
+        try:
+            os.pwrite(self.file, score, 0)
+        except OSError:
+            return
 
 
 class User:
@@ -197,6 +209,7 @@ class Server:
         self.pids = int(settings.get("pids", 0))
         self.max_user_processes = int(settings.get("max_user_processes", 0))
         self.page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self.oom_score = OomScore()  # now: its file is root's once this process has changed users
         if "become" in settings:
             self.drop_root(int(settings["become"]))
         self.bash = next((path for path in BASH_PATHS if os.path.exists(path)), "bash")
@@ -458,16 +471,20 @@ class Server:
         # whoever stops a spawned child before bash is there stops this process with it. No memory
         # is copied for it, which is half the cost of a fork.
         os.chdir(self.workdir)
-        self.shell = os.posix_spawn(
-            self.bash,
-            [b"bash", b"-c", command],
-            self.environment,
-            file_actions=[(os.POSIX_SPAWN_DUP2, self.null, 0)]
-            + [(os.POSIX_SPAWN_DUP2, writer, standard) for standard in (1, 2)],
-            setsid=True,
-            setsigdef=IGNORED,
-        )
-        prefer_for_oom_kill(str(self.shell))
+        # Inherited: were it set once bash is there, bash could have children without it by then.
+        self.oom_score.set(OOM_PREFERRED)
+        try:
+            self.shell = os.posix_spawn(
+                self.bash,
+                [b"bash", b"-c", command],
+                self.environment,
+                file_actions=[(os.POSIX_SPAWN_DUP2, self.null, 0)]
+                + [(os.POSIX_SPAWN_DUP2, writer, standard) for standard in (1, 2)],
+                setsid=True,
+                setsigdef=IGNORED,
+            )
+        finally:
+            self.oom_score.set(self.oom_score.own)
 
     def become_shell(self, command, writer):
         """In the child: never returns."""
@@ -487,7 +504,7 @@ class Server:
             os.close(self.requests)
             os.close(self.answers)
             prctl(PR_SET_DUMPABLE, 1)  # /proc/self is root's otherwise
-            prefer_for_oom_kill("self")
+            OomScore().set(OOM_PREFERRED)
             if self.user is not None:
                 self.user.become()
             os.chdir(self.workdir)

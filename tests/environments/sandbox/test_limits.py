@@ -65,6 +65,23 @@ def test_memory_hog_is_contained(limited_backend):
     limited_backend.run(body)
 
 
+def test_the_kernel_prefers_every_process_of_a_command(backend):
+    """From its first instruction on; not the server, which must outlive them."""
+    here = Path("/proc/self/oom_score_adj").read_text().strip()
+    tell = "read score < /proc/{}/oom_score_adj; echo $score"
+
+    async def body(sandbox):
+        for _ in range(30):  # bash may win or lose a race against the server
+            result = await sandbox.exec(f"({tell.format('self')})", timeout_s=20)
+            assert result.output == "1000\n"
+        await sandbox.exec("sleep 60 >/dev/null 2>&1 &", timeout_s=20)  # then they start otherwise
+        result = await sandbox.exec(f"{tell.format('self')}; {tell.format(1)}", timeout_s=20)
+        command, server = result.output.split()
+        assert command == "1000" and server in ("0", here)
+
+    backend.run(body)
+
+
 def test_memory_of_all_processes_counts(limited_backend):
     hogs = " & ".join(["python3 -c 'import time; x = bytearray(100 << 20); time.sleep(1.5)'"] * 4)
 
