@@ -151,5 +151,14 @@ class ChargedLearner:
             return args
         return {**args, "tokens": sum(lengths), "padded": len(lengths) * max(lengths)}
 
+    async def save(self, folder: str) -> dict[str, Any]:
+        """For a checkpoint at the end of an update: the real weights, and what both know."""
+        real = self._workshop.bench(self._real.save, folder).result()
+        return {"real": real, "paper": await self._paper.save(folder)}
+
+    async def restore(self, folder: str, state: Mapping[str, Any]) -> None:
+        self._workshop.bench(self._real.restore, folder, state["real"]).result()
+        await self._paper.restore(folder, state["paper"])
+
     async def close(self) -> None:
         """Nothing is held."""

@@ -256,6 +256,13 @@ class TorchLearnerClient:
     async def publish(self) -> tuple[str, int]:
         return (await self._all("publish"))[0]
 
+    async def save(self, folder: str) -> dict[str, Any]:
+        """Into a checkpoint's folder, at the end of an update; what is no tensor is returned."""
+        return (await self._all("save", folder))[0]
+
+    async def restore(self, folder: str, state: Mapping[str, Any]) -> None:
+        await self._all("restore", folder, state)
+
     async def drain_intervals(self) -> list[Interval]:
         return [i for drained in await self._all("drain_intervals") for i in drained]
 

@@ -18,9 +18,10 @@ class LoggedLearner:
     """A learner whose verbs are written down before they are carried out. What a parity check
     accumulates is no part of the training and is left out."""
 
-    def __init__(self, learner: Learner, path: Path) -> None:
+    def __init__(self, learner: Learner, path: Path, resumed: bool = False) -> None:
+        """`resumed`: the log goes on where it ends."""
         self._learner = learner
-        self._file = path.open("w", encoding="utf-8")
+        self._file = path.open("a" if resumed else "w", encoding="utf-8")
         self._checking = False
         self._settled = False
 

@@ -258,6 +258,13 @@ class SimulatedLearner:
         drained, self._intervals = self._intervals, []
         return drained
 
+    async def save(self, folder: str) -> dict[str, Any]:
+        """For a checkpoint at the end of an update; there are no weights to write."""
+        return {"version": self._version, "read": dict(self._read)}
+
+    async def restore(self, folder: str, state: Mapping[str, Any]) -> None:
+        self._version, self._read = state["version"], dict(state["read"])
+
     async def close(self) -> None:
         """Nothing is held."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from harness import memory
 from harness.cluster.worker import load
 from harness.config import ObjectiveConfig
 from harness.hardware import available_bytes
+from harness.learner import saved
 from harness.learner.client import ScoredTokens
 from harness.learner.device import measured, open_device, settle
 from harness.learner.gradients import Captured, Total, layout, together
@@ -271,6 +272,21 @@ class TorchLearner(ParityVerbs, TurnVerbs):
                 old.unlink()
         self._busy("publish", start_s)
         return str(path), self.version
+
+    def save(self, folder: str) -> dict[str, Any]:
+        """Weights and optimizer state into a checkpoint's folder, and what else there is, as JSON;
+        at the end of an update, when totals and ledgers are empty."""
+        saved.write(folder, self._placement, self._named(), self.optimizer)
+        return {"version": self.version}
+
+    def restore(self, folder: str, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint's learner ended. Raises UsageError for another policy's."""
+        saved.read(folder, self._placement, self._named(), self.optimizer)
+        self.version = state["version"]
+
+    def _named(self) -> dict[str, torch.nn.Parameter]:
+        parameters = self._layout.parameters
+        return dict(zip(saved.names(self.model, parameters), parameters, strict=True))
 
     def drain_intervals(self) -> list[Interval]:
         drained, self._intervals = self._intervals, []
