@@ -27,7 +27,7 @@ class OneStepOff:
     async def run(self, run: FlowRun) -> None:
         """One optimizer step per batch until the budget ends."""
         flow = run.flow()
-        begun = run.groups_per_batch
+        begun = (run.version + 1) * run.groups_per_batch  # a run may go on after so many updates
         flow.allow(begun)
         groups = await self._closed(flow)
         while groups:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from harness.config import BudgetConfig
 from harness.protocols import (
@@ -106,7 +107,8 @@ class Budget:
         finally:
             self._pausing_s = math.inf
             now = self._clock.now()
-            self.counters.pauses_s.append((started_s, now))
+            if now > started_s:  # in virtual time a checkpoint takes none
+                self.counters.pauses_s.append((started_s, now))
             before_s = self.counters.paused_s.get(reason, 0.0)
             self.counters.paused_s[reason] = before_s + now - started_s
 
@@ -198,6 +200,19 @@ class Budget:
             f"WARNING: budget.limit={self.limit:g} {self.kind} was spent before the first update: "
             f"nothing was learnt; {_WAY_OUT}"
         )
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint at the end of an update: what is under way is taken out, as its finished
+        trajectories are counted again when they are handed over again."""
+        counted = asdict(self.counters)
+        counted["trajectories"] -= sum(share.judged for share in self._shares.values())
+        counted["tokens"] -= sum(share.tokens.total() for share in self._shares.values())
+        return {"counters": counted, "updated_s": self._updated_s}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.counters = Counters(**state["counters"])
+        self.counters.pauses_s = [(start, end) for start, end in self.counters.pauses_s]
+        self._updated_s = state["updated_s"]
 
     # -- what was spent ----------------------------------------------------------------------------
 

@@ -23,6 +23,10 @@ class WallClock:
     def now(self) -> float:
         return time.monotonic() - self.origin_s
 
+    def resume(self, now_s: float) -> None:
+        """A run goes on that has come to `now_s`: its time begins there."""
+        self.origin_s = time.monotonic() - now_s
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 

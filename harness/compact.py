@@ -7,13 +7,13 @@ many intervals and instants, and says how many it leaves out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from harness.accounting import ALIVE, ENGINE, EXCHANGE
 from harness.protocols import Interval
-from harness.timeline import STATES, Timeline, Window, blocked, length_s, overlap_s, union
+from harness.timeline import STATES, Timeline, Window, blocked, length_s, overlap_s, plain, union
 
 TRACE = 50_000  # intervals, and as many instants
 _BLOCKED = blocked("")
@@ -22,8 +22,8 @@ _BLOCKED = blocked("")
 class _Union:
     """Windows that are merged where they touch, now and then."""
 
-    def __init__(self) -> None:
-        self._merged: list[Window] = []
+    def __init__(self, merged: Iterable[Sequence[float]] = ()) -> None:
+        self._merged: list[Window] = [(start_s, end_s) for start_s, end_s in merged]
         self._new: list[Window] = []
 
     def add(self, start_s: float, end_s: float) -> None:
@@ -177,6 +177,38 @@ class CompactTimeline(Timeline):
             min(self._blocked_s.get(name, 0.0), whole_s - self._busy_s.get(name, 0.0))
             for name in resources
         )
+
+    # -- for a checkpoint --------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "left_out": self._left_out,
+            "engines": [plain(i) for i in self._engines.values()],
+            "exchanges": [plain(i) for i in self._exchanges],
+            "alive": self._alive.windows,
+            "learning": self._learning.windows,
+            "busy_s": dict(self._busy_s),
+            "held_s": dict(self._held_s),
+            "blocked_s": dict(self._blocked_s),
+            "names": self._names,
+        }
+
+    def restore(
+        self,
+        state: Mapping[str, Any],
+        trace: Iterable[Interval],
+        instants: Iterable[tuple[str, str, float, dict[str, Any]]],
+    ) -> None:
+        self._trace = list(trace)
+        self._instants = list(instants)
+        self._left_out = state["left_out"]
+        self._engines = {i[0]: Interval(*i) for i in state["engines"]}
+        self._exchanges = [Interval(*i) for i in state["exchanges"]]
+        self._alive, self._learning = _Union(state["alive"]), _Union(state["learning"])
+        self._busy_s = defaultdict(float, state["busy_s"])
+        self._held_s = defaultdict(float, state["held_s"])
+        self._blocked_s = defaultdict(float, state["blocked_s"])
+        self._names = {told: (name, kind) for told, (name, kind) in state["names"].items()}
 
     # -- the trace ---------------------------------------------------------------------------------
 

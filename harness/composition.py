@@ -13,6 +13,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from harness import continuation
 from harness.cluster.worker import load
 from harness.config import Config, flatten
 from harness.protocols import UsageError
@@ -21,9 +22,12 @@ from harness.validation import keys
 SCHEMAS = "configs.schemas:register"  # harness may not import configs
 
 
-def free_folder(path: str) -> str:
-    """`path`, or `path-2`, `path-3` ... where another run of the same second has taken it already.
-    The folder is made here, because making it is what takes the name."""
+def free_folder(path: str, resume: str | None = None) -> str:
+    """The folder of the run that `resume` names; else `path`, or `path-2`, `path-3` ... where
+    another run of the same second has taken it already. The folder is made here, because making it
+    is what takes the name."""
+    if resume not in (None, continuation.AUTO):
+        return str(continuation.run_folder(resume))
     parent = Path(path).parent
     parent.mkdir(parents=True, exist_ok=True)
     for number in range(1, 10_000):

@@ -316,6 +316,15 @@ class ParityConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """A checkpoint every so many updates, as training begins and at its end; 0 is never
+    (docs/checkpoints.md). The last `keep` are kept."""
+
+    every: int = 0
+    keep: int = 3
+
+
+@dataclass
 class TrackingConfig:
     """`uri` null is the SQLite file mlflow.db in the working directory; 'none' logs nowhere.
     `system_metrics`: the machine's load every ten seconds under `system/`. `traces`: so many of a
@@ -331,7 +340,8 @@ class TrackingConfig:
 @dataclass
 class Config:
     """One run. `env` is the environment's own dataclass; `replay` is a trajectories.jsonl whose
-    tokens and timings are played back instead of sampled."""
+    tokens and timings are played back instead of sampled. `resume` is a run's folder, or one of its
+    checkpoints, to go on from; auto: whatever lies in the run's own folder."""
 
     env: Any = MISSING
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -352,7 +362,9 @@ class Config:
     parity: ParityConfig = field(default_factory=ParityConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    resume: str | None = None
     replay: str | None = None
     seed: int = 0
 

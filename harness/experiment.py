@@ -16,13 +16,16 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+from harness import continuation
 from harness import summary as closing
 from harness.budget import Budget, BudgetEnded
 from harness.charged import settings as charged
+from harness.checkpointing import Checkpoints
 from harness.cluster.devices import devices
 from harness.cluster.worker import load
 from harness.compact import CompactTimeline
 from harness.config import Config
+from harness.continuation import Resumption
 from harness.display import Display
 from harness.evaluation import Evaluation, evaluate
 from harness.interrupt import Interrupted, run_async, run_virtual
@@ -37,6 +40,7 @@ from harness.records import Records
 from harness.replay import Replay, whole_batches
 from harness.simulation import open_simulated
 from harness.snapshots import Snapshots
+from harness.teachers.scoring import Scoring
 from harness.teachers.select import make_scoring
 from harness.timeline import Timeline
 from harness.tracking import open_tracker
@@ -49,8 +53,23 @@ log = logging.getLogger(__name__)
 
 
 def execute(config: Config, folder: Path, display: Display) -> dict[str, Any]:
-    """Run one job into `folder`; returns its summary. Raises Interrupted after clean-up."""
-    experiment = Experiment(config, folder, display)
+    """Run one job into `folder`; returns its summary. A finished one that is to go on (`resume`) is
+    left as it is. Raises Interrupted after clean-up, UsageError for a checkpoint that cannot be
+    gone on from."""
+    if config.resume is not None:
+        summary = continuation.finished(config, folder)
+        if summary is not None:
+            display.note(f"resume={config.resume}: {folder} has finished already: skipped")
+            return summary
+    with continuation.alone(config, folder):
+        resumed = continuation.find(config, folder, display.note)
+        return _execute(config, folder, display, resumed)
+
+
+def _execute(
+    config: Config, folder: Path, display: Display, resumed: Resumption | None
+) -> dict[str, Any]:
+    experiment = Experiment(config, folder, display, resumed)
     status = "failed"
     try:
         if experiment.virtual is not None:
@@ -69,29 +88,41 @@ def execute(config: Config, folder: Path, display: Display) -> dict[str, Any]:
 class Experiment:
     """The state of one run. `run` does the work, `close` the accounting afterwards."""
 
-    def __init__(self, config: Config, folder: Path, display: Display) -> None:
+    def __init__(
+        self, config: Config, folder: Path, display: Display, resumed: Resumption | None = None
+    ) -> None:
         self._config = config
         self._folder = folder
         self._display = display
         self._began_s = time.monotonic()
-        self.records = Records(folder)
+        self.checkpoints = Checkpoints(config, folder, resumed)
+        self._going_on = self.checkpoints.resumed is not None
+        self.records = Records(folder, self._going_on)
         self.virtual = VirtualClock() if config.clock.kind == "virtual" else None
         self.timeline = Timeline(self._began_s)
         if self.virtual is not None:
             self.timeline = CompactTimeline(self.virtual.now)
             display.label = "VIRTUAL"
-        self.tracker = open_tracker(config, folder.name)
+        tracked = None if resumed is None else resumed.state["tracker_run"]
+        self.tracker = open_tracker(config, folder.name, tracked)
         self.training: Training | None = None
         self.provider: Any = None
         self.errors: Counter[str] = Counter()
-        self.evaluations: dict[str, Evaluation] = {}
+        self.scoring: Scoring | None = None
+        self.policy_sha256: str | None = None
+        self.evaluations = self.checkpoints.evaluations()
         self.curve: list[dict[str, Any]] = []
-        self._snapshots = Snapshots(config.evaluation.marks, folder / "checkpoints")
+        self.snapshots = Snapshots(config.evaluation.marks, folder / "checkpoints")
         self._recorded: Batches = {}  # of a replay
         self.trains_on_evaluation = False
         self.nvml: Mapping[str, Any] | None = None
         self.setup_s: float | None = None
         self.evaluation_s = 0.0
+        self._earlier_s = 0.0  # of a run that goes on
+        if self._going_on:
+            self.evaluation_s = self.checkpoints.times["evaluation_s"]
+            if self.virtual is None:
+                self._earlier_s = self.checkpoints.times["total_s"]
 
     async def run(self) -> None:
         """From set-up to the last evaluation; parts are ended on the way out."""
@@ -109,16 +140,20 @@ class Experiment:
                     "was made for evaluation; the figures of this run say nothing about it"
                 )
             self.records.manifest(manifest(config, **self._facts(parts)))
-            self.setup_s = self._elapsed_s()
-            if config.evaluation.initial and config.replay is None:
+            self.setup_s = self._elapsed_s() - self._earlier_s
+            if config.evaluation.initial and config.replay is None and not self._going_on:
                 await self._evaluate(parts, "initial")
+            whole = False
             try:
                 await self._train(parts)
                 if config.replay is None:
                     await self._evaluate_after(parts)
+                whole = True
             finally:
-                if not config.evaluation.keep_snapshots:
-                    self._snapshots.remove()
+                kept = config.checkpoint.every or config.resume  # a run that goes on needs them
+                again = kept and not whole
+                if not config.evaluation.keep_snapshots and not again:
+                    self.snapshots.remove()
             display.phase("closing")
 
     def _parts(self, weights: Path) -> AbstractAsyncContextManager[Parts]:
@@ -138,7 +173,15 @@ class Experiment:
         """Seconds since the run began, on its own clock."""
         if self.virtual is not None:
             return self.virtual.now()
-        return time.monotonic() - self._began_s
+        return self._earlier_s + time.monotonic() - self._began_s
+
+    def times(self) -> dict[str, float | None]:
+        """Seconds so far, on the run's own clock."""
+        return {
+            "total_s": self._elapsed_s(),
+            "setup_s": self.setup_s,
+            "evaluation_s": self.evaluation_s,
+        }
 
     def _run_id(self) -> str:
         return f"{os.getpid()}-{self._folder.name}"
@@ -146,12 +189,14 @@ class Experiment:
     def _facts(self, parts: Parts) -> Mapping[str, Any]:
         """What only the run knows, for manifest.json."""
         provider = parts.provider
+        self.policy_sha256 = _sha256(parts.policy_folder)
         return {
+            "resumed_from": self.checkpoints.history(),
             "sandbox": None if provider is None else {"kind": provider.kind, "why": provider.why},
             "data": parts.environment.data_hashes(),
             "trains_on_evaluation": parts.trains_on_evaluation,
             "policy_folder": None if parts.policy_folder is None else str(parts.policy_folder),
-            "policy_sha256": _sha256(parts.policy_folder),
+            "policy_sha256": self.policy_sha256,
         }
 
     async def _evaluate_after(self, parts: Parts) -> None:
@@ -159,7 +204,7 @@ class Experiment:
         weights."""
         training = self.training
         assert training is not None
-        self.curve = await self._snapshots.evaluate(
+        self.curve = await self.snapshots.evaluate(
             training.published,
             training.version,
             self._config.evaluation.final,
@@ -204,13 +249,17 @@ class Experiment:
         config = self._config
         self._display.phase("training")
         self._display.budget(config.budget.kind, config.budget.limit)
-        scoring = make_scoring(config, parts.teacher, parts.clock)
+        if self._going_on:
+            parts.clock.resume(self.checkpoints.now_s)
+            self._display.note(self.checkpoints.told())
+        self.scoring = scoring = make_scoring(config, parts.teacher, parts.clock)
         rollouts = make_rollouts(
             config,
             parts,
             config.rollout.temperature,
             reward_penalty(config, parts.learner),
             scoring,
+            self.checkpoints.kept,
         )
         source: Any = rollouts
         if config.replay is not None:
@@ -219,7 +268,8 @@ class Experiment:
                 origin_s=parts.clock.origin_s, scoring=scoring,
             )  # fmt: skip
         schedule: Schedule = load(config.schedule.target)(config)
-        learner = LoggedLearner(parts.learner, self._folder / "learner.jsonl")
+        log = self._folder / "learner.jsonl"
+        learner = LoggedLearner(parts.learner, log, self._going_on)
         self.timeline.origin_s = parts.clock.origin_s
         self.training = Training(
             learner=learner,
@@ -246,10 +296,16 @@ class Experiment:
             hears_turns=getattr(schedule, "hears_turns", True),
             on_update=self._on_update,
             on_trajectory=lambda t, batch: self.records.trajectory(t, batch=batch),
+            boundary=lambda: self.checkpoints.boundary(self, parts, rollouts),
         )
         if isinstance(self.timeline, CompactTimeline):
             training = self.training
             self.timeline.windows = lambda: training.windows
+        if self._going_on:
+            await self.checkpoints.restore(self, parts, rollouts)
+        else:
+            await self.checkpoints.begin(self, parts, rollouts)
+        self.tracker.again({row["update"]: closing.metrics(row) for row in self.training.rows})
         budget = self.training.budget
         if line := budget.shortfall(config.rollout.group_size * config.rollout.groups_per_batch):
             self._display.note(line)
@@ -268,7 +324,7 @@ class Experiment:
             await learner.close()
         await parts.clock.cancel_all()
         await self.training.drain()  # the open batch's share, if there is one
-        self._snapshots.end(budget, self.training.published, self.training.version)
+        self.snapshots.end(budget, self.training.published, self.training.version)
         if (line := budget.without_update()) is not None:
             self._display.note(line)
 
@@ -283,7 +339,7 @@ class Experiment:
         if self.training is not None and row["gradient_relative_error"] is not None:
             self._display.note(describe(self.training.parity.figures[-1], row["update"]))
         if self.training is not None and self.training.published is not None:
-            self._snapshots.offer(
+            self.snapshots.offer(
                 self.training.budget, self.training.published, self.training.version
             )
 
@@ -298,11 +354,7 @@ class Experiment:
             provider=self.provider,
             errors=self.errors,
             outcomes=self.records.outcomes,
-            times={
-                "total_s": self._elapsed_s(),
-                "setup_s": self.setup_s,
-                "evaluation_s": self.evaluation_s,
-            },
+            times=self.times(),
         )
         summary["trains_on_evaluation"] = self.trains_on_evaluation
         summary["accuracy"]["curve"] = self.curve

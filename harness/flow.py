@@ -6,7 +6,8 @@ been begun; which number, and which of the closed groups are trained on when, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from harness.batch import Events, LiveBatch
@@ -31,6 +32,18 @@ class _Run(Protocol):
     budget: Budget
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """A flow that goes on: `begun` groups, of which `again` were not trained on yet and begin again
+    before any other, with the versions that they began at: closed ones first, in the order of their
+    closing. `batches` were made, `replaced` groups discarded."""
+
+    begun: int
+    replaced: int
+    batches: int
+    again: Mapping[int, int]
+
+
 class LiveFlow(Events):
     """The Flow protocol over a queue, and the sink of its groups.
 
@@ -49,6 +62,7 @@ class LiveFlow(Events):
         room: int,
         most: int | None,
         turns: bool = True,
+        resumed: Resumed | None = None,
     ) -> None:
         super().__init__(clock, turns)
         self._begin = begin
@@ -58,12 +72,14 @@ class LiveFlow(Events):
         self._room = room
         self._most = most
         self._allowed = 0
-        self._begun = 0
-        self._replaced = 0
-        self._batches = 0
+        resumed = resumed or Resumed(0, 0, 0, {})
+        self._again = dict(resumed.again)
+        self._begun = resumed.begun - len(self._again)
+        self._replaced, self._batches = resumed.replaced, resumed.batches
         self._open: dict[int, Group] = {}
         self._rolling: set[tuple[int, int]] = set()
         self._times: dict[int, tuple[float, float]] = {}  # began, closed
+        self._versions: dict[int, int] = dict(self._again)
 
     @property
     def open(self) -> list[Group]:
@@ -77,12 +93,25 @@ class LiveFlow(Events):
 
     def _fill(self) -> None:
         while self._waiting and not self._run.budget.exhausted and self._fits():
-            number = self._begun
+            number = next(iter(self._again), self._begun)
+            version = self._again.pop(number, self._run.version)
             self._begun += 1
             self._rolling |= {(number, i) for i in range(self._group_size)}
             self._times[number] = (self._clock.now(), 0.0)
+            self._versions[number] = version
             self._open[number] = group = self._begin(number, self)
-            group.version = self._run.version
+            group.version = version
+
+    def state(self) -> Resumed:
+        """What another flow goes on with."""
+        closed = sorted((end_s, number) for number, (_, end_s) in self._times.items() if end_s)
+        numbers = dict.fromkeys([*(number for _, number in closed), *self._versions])
+        return Resumed(
+            self._begun + len(self._again),
+            self._replaced,
+            self._batches,
+            {number: self._versions[number] for number in numbers},
+        )
 
     @property
     def _waiting(self) -> int:
@@ -148,6 +177,7 @@ class LiveFlow(Events):
 
     def discard(self, group: Group, why: str) -> None:
         self._times.pop(group.group)
+        self._versions.pop(group.group)
         self._replaced += 1
         self._recorder.discard(group, why)
         self._fill()
@@ -156,6 +186,8 @@ class LiveFlow(Events):
         """Closed groups as the next update's batch; it starts where the last update ended."""
         ordered = sorted(groups, key=lambda group: group.group)
         times = [self._times.pop(group.group) for group in ordered]
+        for group in ordered:
+            self._versions.pop(group.group)
         batch = LiveBatch(self._batches, self._run.version, ordered, self._clock)
         self._batches += 1
         batch.began_s = min(began for began, _ in times)

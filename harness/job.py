@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from harness import composition, multirun
+from harness import composition, continuation, multirun
 from harness.config import Config
 from harness.interrupt import Interrupted, signals_raise
 from harness.protocols import InfrastructureError, UsageError
@@ -51,6 +51,11 @@ def run(node: DictConfig) -> None:
             signals_raise(multirun.pass_on),
         ):
             check(config)
+            if not alone and config.resume not in (None, continuation.AUTO):
+                raise UsageError(
+                    f"resume={config.resume}: a sweep has a folder for each job; take resume=auto "
+                    "with hydra.sweep.dir=DIR of the sweep that is to go on"
+                )
             _execute(config, folder)
     except Interrupted:
         _leave_summary(config, folder, "interrupted")

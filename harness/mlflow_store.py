@@ -106,6 +106,19 @@ class Store:
         """A new run's id."""
         return self._client.create_run(self.experiment_id, tags=tags, run_name=name).info.run_id
 
+    def go_on(self, run_id: str, tags: dict[str, str]) -> set[int] | None:
+        """A run that has ended runs again; the steps that it has logged. None where there is no
+        such run in this store."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            history = self._client.get_metric_history(run_id, "update")
+            self._client.update_run(run_id, status="RUNNING")
+        except MlflowException:
+            return None
+        self.tags(run_id, tags)
+        return {metric.step for metric in history}
+
     def params(self, run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 

@@ -71,8 +71,10 @@ def data_sets(config: Config, folder: Path) -> list[dict[str, str]]:
 class MlflowTracker:
     """One job's run. What goes wrong later than `ready` is logged: the run's folder is whole."""
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, run_id: str | None = None) -> None:
         self._config, self._name = config, name
+        self.run_id = run_id
+        self._logged: set[int] = set()  # steps of a run that goes on
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._open = threading.Event()
         self._error: Exception | None = None
@@ -88,6 +90,11 @@ class MlflowTracker:
             raise UsageError(
                 f"tracking.uri={uri}: {self._error}; name another store, or take tracking=none"
             ) from self._error
+
+    def again(self, metrics: Mapping[int, Mapping[str, Any]]) -> None:
+        for step, found in metrics.items():
+            if step not in self._logged:
+                self.update(step, found)
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._last_step = max(self._last_step, step)
@@ -106,11 +113,15 @@ class MlflowTracker:
             store = Store(self._config.tracking)
             tags = _tags(self._config) | describe_process()
             parent = os.environ.get(PARENT)
-            run_id = store.start(
-                self._name, tags | ({"mlflow.parentRunId": parent} if parent else {})
-            )
-            params = {key: str(value) for key, value in flatten(self._config)}
-            store.params(run_id, params)
+            tags |= {"mlflow.parentRunId": parent} if parent else {}
+            steps = None if self.run_id is None else store.go_on(self.run_id, tags)
+            if steps is not None and self.run_id is not None:
+                run_id, self._logged = self.run_id, steps
+            else:  # new, or in another store: then it says which run it goes on from
+                tags |= {"resumed_from": self.run_id} if self.run_id else {}
+                self.run_id = run_id = store.start(self._name, tags)
+                params = {key: str(value) for key, value in flatten(self._config)}
+                store.params(run_id, params)
         except Exception as error:
             self._error = error  # raised from ready() in the run's own thread
             self._open.set()

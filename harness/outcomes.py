@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from harness.protocols import Trajectory, Verdict
 
@@ -43,6 +44,27 @@ class Outcomes:
         if kind in AGENT_KINDS:
             self.agent_failures[kind] += 1
         self.integrity.update(trajectory.report.get("integrity", ()))
+
+    def remove(self, trajectory: Trajectory) -> None:
+        """As if it had not been added: it will be once more."""
+        kind = failure(trajectory)
+        if kind in AGENT_KINDS:
+            self.agent_failures[kind] -= 1
+        self.integrity.subtract(trajectory.report.get("integrity", ()))
+
+    def state(self) -> dict[str, dict[str, int]]:
+        """For a checkpoint."""
+        return {
+            "agent_failures": dict(self.agent_failures),
+            "integrity": dict(self.integrity),
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Mapping[str, int]]) -> Outcomes:
+        made = cls()
+        made.agent_failures.update(state["agent_failures"])
+        made.integrity.update(state["integrity"])
+        return made
 
 
 def shaped(trajectory: Trajectory, verdict: Verdict, penalty: float) -> Verdict:

@@ -11,8 +11,9 @@ idle and per-update figures (`time.parity_s`).
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from harness.config import ParityConfig
 from harness.objectives.grpo import Grpo
@@ -129,6 +130,14 @@ class ParityChecks:
             self._waited = 0
             self.figures.append(figures)
         return figures
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"waited": self._waited, "figures": [asdict(f) for f in self.figures]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._waited = state["waited"]
+        self.figures = [ParityFigures(**figures) for figures in state["figures"]]
 
     def summary(self) -> dict[str, object] | None:
         """The `parity` part of summary.json: the largest figures over the checked updates; None for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -264,9 +264,11 @@ def make_rollouts(
     temperature: float,
     penalty: Penalty | None = None,
     scoring: Scoring | None = None,
+    kept: Sequence[Trajectory] = (),
 ) -> Rollouts:
     """The agent loop at one sampling temperature (training and evaluation may differ, and only
-    training has a `penalty`, or a teacher's `scoring`)."""
+    training has a `penalty`, a teacher's `scoring`, or trajectories `kept` of a run that goes on).
+    """
     policy = policy_agent(config, parts, temperature)
     environment: Any = parts.environment
 
@@ -293,4 +295,5 @@ def make_rollouts(
         parts.clock.semaphore(config.sandbox.verify_parallel or config.sandbox.max_parallel),
         scoring,
         meet,
+        kept,
     )

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from harness.timings import History, PassCost
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Release = Literal["batch", "group", "reward", "submit", "turn", "auto"]
 
 
@@ -480,6 +481,14 @@ class Learner(Protocol):
     async def close(self) -> None: ...
 
 
+class Spawned(Awaitable[T_co], Protocol[T_co]):
+    """What runs beside others; awaiting it gives its result, or raises its error."""
+
+    def cancel(self) -> Any:
+        """Raise a cancellation where it waits."""
+        ...
+
+
 class Clock(Protocol):
     """Wall or virtual time, and the only way to run things side by side."""
 
@@ -491,9 +500,13 @@ class Clock(Protocol):
         """Seconds since the run began."""
         ...
 
+    def resume(self, now_s: float) -> None:
+        """A run goes on that has come to `now_s`: its time begins there, before anything does."""
+        ...
+
     def sleep(self, seconds: float) -> Awaitable[None]: ...
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> Awaitable[T]: ...
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> Spawned[T]: ...
 
     async def cancel_all(self) -> None:
         """Cancel what was spawned and still runs, and wait until each has cleaned up."""

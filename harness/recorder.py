@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from environments.protocols import InfrastructureKind
 from harness.budget import Budget
@@ -57,6 +58,15 @@ class Recorder:
             self._ended(event.trajectory)
         elif isinstance(event, GroupClosed):
             self._instant(event.group.group, "closed", event.group.task_id)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        discarded = {why: dict(groups) for why, groups in self.discarded.items()}
+        return {"lost": self.lost, "last_loss": self.last_loss, "discarded": discarded}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.lost, self.last_loss = state["lost"], state["last_loss"]
+        self.discarded = {why: Counter(groups) for why, groups in state["discarded"].items()}
 
     def discard(self, group: Group, why: str) -> None:
         self.discarded.setdefault(why, Counter())[group.difficulty] += 1

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from harness.config import Config
 from harness.hardware import hardware_label
@@ -49,22 +49,28 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class Records:
-    """Writes one run's folder. Updates all have the columns of the first."""
+    """Writes one run's folder. Updates all have the columns of the first. `resumed`: its lines go
+    on where they end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, resumed: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._mode: Literal["a", "w"] = "a" if resumed else "w"
         self._updates: TextIO | None = None
         self._lines: dict[str, TextIO] = {}
         self.outcomes = Outcomes()
+        self.written: set[str] = set()
+        """Ids of trajectories that are handed over again: their lines are there."""
         self._writer: csv.DictWriter[str] | None = None
 
     def update(self, row: Mapping[str, Any]) -> None:
         """One optimizer step. Raises ValueError for a column that the first row had not."""
         if self._writer is None or self._updates is None:
-            self._updates = (self.folder / "updates.csv").open("w", newline="", encoding="utf-8")
+            path = self.folder / "updates.csv"
+            self._updates = path.open(self._mode, newline="", encoding="utf-8")
             self._writer = csv.DictWriter(self._updates, list(row), lineterminator="\n")
-            self._writer.writeheader()
+            if not self._updates.tell():
+                self._writer.writeheader()
         self._writer.writerow(finite(row))
         self._updates.flush()
 
@@ -73,8 +79,10 @@ class Records:
     ) -> None:
         """One trajectory, with its tokens; `extra` adds keys such as batch or phase."""
         self.outcomes.add(trajectory)
+        if trajectory.trajectory_id in self.written:
+            return
         if file not in self._lines:
-            self._lines[file] = (self.folder / file).open("w", encoding="utf-8")
+            self._lines[file] = (self.folder / file).open(self._mode, encoding="utf-8")
         found = extra | encode(trajectory)
         try:
             line = json.dumps(found, separators=(",", ":"), allow_nan=False)

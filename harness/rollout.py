@@ -13,10 +13,11 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from environments.protocols import InfrastructureKind
 from harness.accounting import ALIVE
 from harness.agents import Agent, action_start
 from harness.config import RolloutConfig
@@ -86,12 +87,15 @@ class Rollouts:
         verification: AbstractAsyncContextManager[Any] | None = None,
         scoring: Scoring | None = None,
         meet: Meet = lambda task, trajectory: task,
+        kept: Iterable[Trajectory] = (),
     ) -> None:
         """`penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
         reward); the verdict's own stays in the trajectory's report. Every verification happens
         inside `verification`, which may limit how many do at once. With `scoring` a teacher scores
         each turn while its tool call runs, and a trajectory has finished once all are scored.
-        `meet` is the task as one attempt meets it, where attempts differ."""
+        `meet` is the task as one attempt meets it, where attempts differ. What is in `kept` has
+        ended already: it is not lived again, what happened in it is told at once."""
+        self._kept = {(t.group, t.index, t.attempt): t for t in kept}
         self._penalty = penalty
         self._scoring = scoring
         self._meet = meet
@@ -102,7 +106,7 @@ class Rollouts:
         self._clock = clock
         self._limits = limits
         self._origin_s = origin_s
-        self._slots = Slots()
+        self.slots = Slots()
         self._intervals: list[Interval] = []
         self.infrastructure_errors: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
@@ -135,6 +139,11 @@ class Rollouts:
         """One trajectory, tried again after infrastructure failures; None when lost for good.
         `label` goes before its id (evaluation uses it)."""
         for attempt in range(self._limits.retries + 1):
+            kept = self._kept.pop((group, index, attempt), None)
+            if kept is not None:
+                if self._tell_again(kept, emit):
+                    return kept
+                continue
             suffix = f"-r{attempt}" if attempt else ""
             trajectory = Trajectory(
                 trajectory_id=f"{label}{group}-{index}{suffix}",
@@ -155,6 +164,20 @@ class Rollouts:
                 emit(TrajectoryLost(trajectory, error.kind, attempt == self._limits.retries))
         return None
 
+    def _tell_again(self, kept: Trajectory, emit: Emit) -> bool:
+        """What happened in a trajectory that has ended; whether it was judged."""
+        for turn in range(len(kept.turns)):
+            emit(TurnGenerated(kept, turn))
+            emit(TurnFinished(kept, turn))
+        if kept.infrastructure_error is not None:
+            kind = cast(InfrastructureKind, kept.infrastructure_error)
+            self.infrastructure_errors[kind] += 1
+            emit(TrajectoryLost(kept, kind, kept.attempt == self._limits.retries))
+            return False
+        emit(TrajectoryFinished(kept))
+        emit(RewardArrived(kept))
+        return True
+
     def _tell(self, task: Task, error: InfrastructureError) -> None:
         """One line for the first trajectory that a task loses in a way: the counts say how many."""
         if (task.task_id, error.kind) not in self._told:
@@ -165,7 +188,7 @@ class Rollouts:
     async def _live(self, task: Task, trajectory: Trajectory, emit: Emit) -> None:
         clock, environment = self._clock, self._environment
         agent = self._make_agent(task)
-        slot = self._slots.take()
+        slot = self.slots.take()
         track = _Track(
             f"sandbox/{slot:02d}",
             {"trajectory": trajectory.trajectory_id, "group": trajectory.group},
@@ -203,7 +226,7 @@ class Rollouts:
                     self._busy(track, "stop", stopping_s)
             finally:  # what it did not work in its life, it was blocked
                 self._busy(track.blocked, ALIVE, trajectory.started_s)
-                self._slots.give(slot)
+                self.slots.give(slot)
                 if self._scoring is not None and finishing is None:
                     await self._scoring.forget(trajectory)
         # Only now: until its sandbox is gone the trajectory can still be lost.

@@ -18,5 +18,15 @@ class Slots:
         self._next += 1
         return self._next - 1
 
+    @property
+    def names(self) -> int:
+        """How many there are, taken or free."""
+        return self._next
+
+    @names.setter
+    def names(self, count: int) -> None:
+        """All of them free."""
+        self._free, self._next = list(range(count)), count
+
     def give(self, slot: int) -> None:
         heapq.heappush(self._free, slot)

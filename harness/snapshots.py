@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,29 @@ class Snapshots:
             list(self._ahead), Mark(0.0, budget.spent, budget.counters.updates, version, last)
         )
 
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; files by name."""
+        return {
+            "ahead": list(self._ahead),
+            "files": [file.name for file in self._files],
+            "last": _plain(self._last),
+            "kept": [_plain(mark) for mark in self.kept],
+        }
+
+    def restore(self, state: Mapping[str, Any], published: Path | None) -> None:
+        """The file of the last published weights may be gone: it is made again."""
+        self._ahead = list(state["ahead"])
+        self._files = [self._folder / name for name in state["files"]]
+        self._last = self._mark(state["last"])
+        self.kept = [self._mark(mark) for mark in state["kept"]]
+        file = self._last.path
+        if file is not None and published is not None and not file.exists():
+            keep(published, file)
+
+    def _mark(self, plain: Mapping[str, Any]) -> Mark:
+        path = plain["path"]
+        return Mark(**{**plain, "path": None if path is None else self._folder / path})
+
     def _take(self, marks: Sequence[float], at: Mark) -> None:
         self.kept += [Mark(mark, at.spent, at.updates, at.version, at.path) for mark in marks]
         self._ahead = [mark for mark in self._ahead if mark not in marks]
@@ -117,6 +140,10 @@ class Snapshots:
                 await load(path, version)
             measured[version] = "final", await measure("final")
         return [_point(at, *measured[at.version]) for at in self.kept]
+
+
+def _plain(mark: Mark) -> dict[str, Any]:
+    return asdict(mark) | {"path": None if mark.path is None else mark.path.name}
 
 
 def _point(at: Mark, phase: str, evaluation: Evaluation) -> dict[str, Any]:

@@ -190,6 +190,7 @@ def _add_training(
         "training_s": training.budget.elapsed_s,
         "parity_s": counters.paused_s.get("parity", 0.0),
         "snapshot_s": counters.paused_s.get("snapshot", 0.0),
+        "checkpoint_s": counters.paused_s.get("checkpoint", 0.0),
         "learner_busy_s": timeline.busy_s(learner, training.windows),
         "engine_busy_s": timeline.busy_s(engine, training.windows),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,12 @@ def idle_fraction(busy_s: float, available_s: float) -> float | None:
     if available_s <= 0:
         return None
     return min(1.0, max(0.0, 1.0 - busy_s / available_s))
+
+
+def plain(interval: Interval) -> list[Any]:
+    """Ready for JSON; `Interval(*plain(interval))` is the same."""
+    i = interval
+    return [i.resource, i.name, i.start_s, i.end_s, dict(i.args)]
 
 
 class Timeline:
@@ -160,6 +166,29 @@ class Timeline:
     def remarks(self) -> dict[str, Any]:
         """What the trace says of itself."""
         return {}
+
+    # -- for a checkpoint --------------------------------------------------------------------------
+
+    @property
+    def instants(self) -> Sequence[tuple[str, str, float, dict[str, Any]]]:
+        """(track, name, time, arguments), in the order of their coming."""
+        return self._instants
+
+    def state(self) -> dict[str, Any]:
+        """What is known beside the trace."""
+        return {}
+
+    def restore(
+        self,
+        state: Mapping[str, Any],
+        trace: Iterable[Interval],
+        instants: Iterable[tuple[str, str, float, dict[str, Any]]],
+    ) -> None:
+        """A run goes on whose trace was this; times on this timeline's clock."""
+        self._intervals.extend(trace)
+        self._instants.extend(instants)
+
+    # -- the trace ---------------------------------------------------------------------------------
 
     def _events(self, ids: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
         for kind, process in dict.fromkeys((t.split("/")[0], p) for t, (p, _) in ids.items()):

@@ -151,6 +151,11 @@ class History:
     def add(self, update: UpdateTimings) -> None:
         self._updates.append(update)
 
+    def restore(self, updates: Iterable[UpdateTimings]) -> None:
+        """In place of what is kept."""
+        self._updates.clear()
+        self._updates.extend(updates)
+
     @property
     def updates(self) -> list[UpdateTimings]:
         return list(self._updates)

@@ -16,6 +16,15 @@ class Tracker(Protocol):
         """Wait until the store is open. Raises UsageError where it cannot be."""
         ...
 
+    @property
+    def run_id(self) -> str | None:
+        """What the store calls the run; None without one."""
+        ...
+
+    def again(self, metrics: Mapping[int, Mapping[str, Any]]) -> None:
+        """Of the steps of a run that goes on, log those that a crash kept from the store."""
+        ...
+
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One optimizer step's figures under `group/name` keys; only finite numbers are kept."""
         ...
@@ -28,7 +37,12 @@ class Tracker(Protocol):
 class NoTracker:
     """tracking=none."""
 
+    run_id = None
+
     def ready(self) -> None:
+        return
+
+    def again(self, metrics: Mapping[int, Mapping[str, Any]]) -> None:
         return
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -38,13 +52,14 @@ class NoTracker:
         return
 
 
-def open_tracker(config: Config, name: str) -> Tracker:
-    """The tracker of one run; MLflow opens in the background, `ready` waits for it."""
+def open_tracker(config: Config, name: str, run_id: str | None = None) -> Tracker:
+    """The tracker of one run; MLflow opens in the background, `ready` waits for it. `run_id` is
+    that of a run that goes on."""
     if config.tracking.name == "none":
         return NoTracker()
     from harness.mlflow_tracking import MlflowTracker
 
-    return MlflowTracker(config, name)
+    return MlflowTracker(config, name, run_id)
 
 
 def open_parent(config: Config, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from harness import lengths, update_row
@@ -10,7 +10,7 @@ from harness.accounting import Ages, Trained, exchange
 from harness.batch import Begin, Events, LiveBatch, start
 from harness.budget import Budget
 from harness.config import ParityConfig
-from harness.flow import LiveFlow
+from harness.flow import LiveFlow, Resumed
 from harness.objectives.grpo import Grpo
 from harness.overlap import COLUMNS, overlap_row
 from harness.packing import abreast, pack, task_order
@@ -26,6 +26,7 @@ from harness.protocols import (
     ParityFigures,
     Release,
     Sink,
+    Spawned,
     StepStats,
     Task,
     Trajectory,
@@ -46,7 +47,8 @@ class Training:
     roll out at once, and new weights are taken `in_flight` or between turns. The schedule is handed
     the events of turns where it `hears_turns`. `on_update` gets one
     row per optimizer step, `on_trajectory` every trajectory once its end is known (with its batch
-    index)."""
+    index); `boundary` is awaited at the end of every update. harness/training_state.py puts one
+    back where another ended."""
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class Training:
         hears_turns: bool = True,
         on_update: Callable[[Row], None],
         on_trajectory: Callable[[Trajectory, int], None],
+        boundary: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.learner = learner
         self._engine = engine
@@ -87,6 +90,7 @@ class Training:
         self._take_intervals = take_intervals
         self._scoring = scoring
         self._order = task_order(tasks, seed)
+        self._met: list[Task] = []
         self.groups_per_batch = groups_per_batch
         self._group_size, self._room, self._in_flight = group_size, room, in_flight
         self._hears_turns = hears_turns
@@ -94,7 +98,7 @@ class Training:
         self.ranks = ranks
         self._replicas = replicas
         self._seed = seed
-        self._on_update = on_update
+        self._on_update, self._boundary = on_update, boundary
         self.recorder = Recorder(budget, timeline, groups_per_batch, on_trajectory)
         self.parity = ParityChecks(parity or ParityConfig(), learner, objective)
         self._figures: ParityFigures | None = None
@@ -107,11 +111,21 @@ class Training:
         self.published: str | None = None
         """The file of the newest published weights; None before the first update."""
         self.updated_s = 0.0
+        self.going_on = False
+        self.first_batch = self.next_batch = 0
+        self.live: LiveFlow | None = None
+        self.resumed_flow: Resumed | None = None
         self._late = False
-        self._tokens_before = 0
+        self.tokens_before = 0  # generated up to the last update
         self.rows: list[Row] = []
         self.tokens_trained = 0
         self.ages = Ages()
+
+    def _task(self, number: int) -> Task:
+        """Of a group, in the seed's order."""
+        while len(self._met) <= number:
+            self._met.append(next(self._order))
+        return self._met[number]
 
     def _begin(self, number: int, task: Task, seed: int, sink: Sink) -> Group:
         group = self._begin_group(number, task, seed, sink)
@@ -120,43 +134,51 @@ class Training:
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Batches until the budget ends, each with the newest published weights."""
-        index = 0
+        index, size = self.first_batch, self.groups_per_batch
         self.budget.start()
         while not self.budget.exhausted:
-            tasks = [next(self._order) for _ in range(self.groups_per_batch)]
+            tasks = [self._task(number) for number in range(index * size, (index + 1) * size)]
             batch = start(
                 self._begin, index, self.version, tasks, self._seed, self._clock,
                 self.recorder.hear, self._hears_turns,
             )  # fmt: skip
-            self._deadline(batch)
+            if self.going_on and index == self.first_batch:  # what was lost took time as well
+                batch.began_s = batch.started_s = self.updated_s
+            deadline = self._deadline(batch)
             self._handed_s, self.decide_s = self._clock.now(), None
             yield batch
+            if deadline is not None:
+                deadline.cancel()
             index += 1
 
     def flow(self) -> LiveFlow:
         """The run's groups as a stream, in the order of the tasks."""
         self.budget.start()
-        self.updated_s = self._clock.now()
+        made = self.budget.counters.updates
+        if not self.going_on:
+            self.updated_s = self._clock.now()
         updates = self.budget.updates_left(self.groups_per_batch * self._group_size)
-        flow = LiveFlow(
-            lambda number, sink: self._begin(number, next(self._order), self._seed, sink),
+        self.live = flow = LiveFlow(
+            lambda number, sink: self._begin(number, self._task(number), self._seed, sink),
             self,
             self._clock,
             self.recorder,
             group_size=self._group_size,
             room=self._room,
-            most=None if updates is None else updates * self.groups_per_batch,
+            most=None if updates is None else (made + updates) * self.groups_per_batch,
             turns=self._hears_turns,
+            resumed=self.resumed_flow,
         )
         self._deadline(flow)
         return flow
 
-    def _deadline(self, events: Events) -> None:
+    def _deadline(self, events: Events) -> Spawned[None] | None:
         """The end of the budget is told to what waits for these events."""
         self.budget.reaches(events.fail)
         remaining_s = self.budget.remaining_s
-        if remaining_s is not None:
-            self._clock.spawn(self._end(events, remaining_s), "deadline")
+        if remaining_s is None:
+            return None
+        return self._clock.spawn(self._end(events, remaining_s), "deadline")
 
     async def _end(self, events: Events, remaining_s: float) -> None:
         while remaining_s > 0:  # again after a pause, which does not count
@@ -222,7 +244,10 @@ class Training:
         self.rows.append(row)
         self._on_update(row)
         self.updated_s = self._clock.now()
+        self.next_batch = batch.index + 1
         lengths.forget(batch.groups)
+        if self._boundary is not None:
+            await self._boundary()
 
     async def drain(self) -> Timeline:
         """What engine and learner were busy with since the last call; kept, as is what sandboxes
@@ -272,8 +297,8 @@ class Training:
             raise TypeError(f"finish_update takes the batch that batches() gave, not {batch!r}")
         now = self._clock.now()
         windows = self._absolute(self.budget.windows(batch.started_s, now))
-        generated = self.budget.counters.tokens - self._tokens_before
-        self._tokens_before = self.budget.counters.tokens
+        generated = self.budget.counters.tokens - self.tokens_before
+        self.tokens_before = self.budget.counters.tokens
         stepped_s = max(i.end_s for i in timeline.intervals if i.name == "step")
         last_s = max(
             batch.last_event_s, batch.started_s

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.lengths import Mask, mask_of
+from harness.lengths import Mask, extend, mask_of
 from harness.outcomes import failure
 from harness.protocols import TeacherScores, Trajectory, Turn, UsageError, VersionSpan
 
@@ -86,6 +86,8 @@ def _encode_counted(trajectory: Trajectory, mask: Mask) -> dict[str, Any]:
 
 def decode(line: dict[str, Any]) -> Trajectory:
     """The trajectory behind a line; what `encode` was given."""
+    if "token_ids" not in line:
+        return _decode_counted(line)
     length = len(line["token_ids"])
     mask_T, logprobs_T = [0] * length, [0.0] * length
     behaviour = iter(line["behaviour_logprobs"])
@@ -103,6 +105,21 @@ def decode(line: dict[str, Any]) -> Trajectory:
         teacher=TeacherScores(**line["teacher"]) if "teacher" in line else None,
         rewritten_at=line.get("rewritten_at", []),
     )
+
+
+def _decode_counted(line: dict[str, Any]) -> Trajectory:
+    trajectory = Trajectory(
+        **{name: line[name] for name in _PLAIN},
+        version_spans=[VersionSpan(*span) for span in line["version_spans"]],
+        turns=[Turn(**turn) for turn in line["turns"]],
+        report=line["report"],
+    )
+    place = 0
+    for start, end in [*line["action_spans"], (line["tokens"], line["tokens"])]:
+        extend(trajectory, start - place, generated=False)
+        extend(trajectory, end - start, generated=True)
+        place = end
+    return trajectory
 
 
 def read(path: Path) -> Iterator[tuple[Trajectory, dict[str, Any]]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.sandbox.options import check_mirrors
-from harness import schedule_rules, simulation
+from harness import continuation, schedule_rules, simulation
 from harness.cluster import devices, pinning
 from harness.config import Config, SandboxConfig, lookup
 from harness.objectives import contradictions, exactness, offpolicy, opd
@@ -118,6 +118,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "evaluation.tasks": (1, math.inf, True),
     "evaluation.samples_per_task": (1, math.inf, True),
     "evaluation.temperature": (0, math.inf, True),
+    "checkpoint.every": (0, math.inf, True),
+    "checkpoint.keep": (1, math.inf, True),
     "ledger.max_open_groups": (1, math.inf, True),
     "ledger.bucket_cap": (2, math.inf, True),
     "segments.max_live_bytes": (0, math.inf, True),
@@ -168,6 +170,8 @@ def validate(config: Config) -> None:
     _exists("env.data_dir", getattr(config.env, "data_dir", None))  # not every environment has one
     for key in _FILES:
         _exists(key, lookup(config, key))
+    if config.resume is not None and config.resume != continuation.AUTO:
+        continuation.run_folder(config.resume)
     teachers.check(config)
     if config.policy.name != "simulated" and config.agent.name == "policy":
         folder = resolve(config.policy.path or config.policy.name)

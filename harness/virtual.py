@@ -276,6 +276,10 @@ class VirtualClock:
     def now(self) -> float:
         return self.time_s
 
+    def resume(self, now_s: float) -> None:
+        """A run goes on that has come to `now_s`; nothing has been asked for yet."""
+        self.time_s = now_s
+
     def sleep(self, seconds: float) -> Awaitable[None]:
         return _sleep(float(seconds))
 

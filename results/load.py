@@ -21,7 +21,7 @@ REQUIRED = ("status", "schedule", "seed", "budget", "time", "idle", "staleness",
 # What a schedule owns: these may differ within a comparison (docs/results.md).
 OWNED = ("schedule.", "ledger.", "parity.")
 # What a run is called, and where it is written down.
-BOOKKEEPING = ("seed", "tracking.", "hardware.", "resume", "experiment")
+BOOKKEEPING = ("seed", "tracking.", "hardware.", "resume", "checkpoint.", "experiment")
 # What the summary says a run was, and the group of the configuration that lets it vary.
 FOUND = {
     "sandbox": "sandbox", "clock": "clock", "engine": "engine", "hardware": "hardware",

@@ -13,14 +13,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from harness.contention import Cores
 from harness.protocols import Completion, Generation, Interval, VersionSpan
 from harness.virtual import Future, Timer, VirtualClock
 
 _ROUNDING = 1e-9  # of a token
+_KEPT = (
+    "_version", "_number", "_held", "_service", "_offset", "_seen_s", "_step_s", "_reading_s",
+    "_factor", "_due_s", "_timer_s", "_busy_from_s", "_generated", "_read",
+)  # fmt: skip
 
 
 class DecodeCosts(Protocol):
@@ -265,6 +270,19 @@ class Replica:
         self._cached.clear()
         self._version = version
 
+    # -- for a checkpoint, while nothing runs ------------------------------------------------------
+
+    def state(self) -> dict[str, float]:
+        if self._requests or self._cached or self._intervals:
+            raise ValueError(f"{self._name}: holds requests; only what is idle can be kept")
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name in _KEPT:
+            setattr(self, name, state[name])
+        if self._timer_s < math.inf:
+            self._timer = self._clock.call_at(self._timer_s, self._ring)
+
     # -- what it was busy with ---------------------------------------------------------------------
 
     def _close_interval(self) -> None:
@@ -340,6 +358,14 @@ class SimulatedEngine:
 
     async def drain_intervals(self) -> list[Interval]:
         return [interval for replica in self._replicas for interval in replica.drain()]
+
+    def state(self) -> list[dict[str, float]]:
+        """For a checkpoint, while nothing runs; raises ValueError where something does."""
+        return [replica.state() for replica in self._replicas]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        for replica, kept in zip(self._replicas, state, strict=True):
+            replica.restore(kept)
 
     async def close(self) -> None:
         """Nothing is held."""
