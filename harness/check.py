@@ -1,10 +1,13 @@
 """The regression gate: has a change slowed a schedule, the ledger, the engine or virtual time?
 
     python -m harness.check [reference=results/reference/ci.json] [only=PREFIX,PREFIX] [--update]
+                            [judge=quiet|always]
 
 Plays every schedule in virtual time and measures ratios inside this run, and compares both with a
 committed reference (docs/checking.md). Prints what moved; exit 1 where something did. `--update`
-writes the reference anew instead, `only` takes the figures whose names begin so.
+writes the reference anew instead, `only` takes the figures whose names begin so. Ratios of a
+machine that other work keeps busy, or of another processor than the reference's, differ by more
+than a slow-down would make them: they are left out, and that is said, unless judge=always.
 """
 
 from __future__ import annotations
@@ -14,14 +17,38 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from harness import entry
 from harness.gate import reference, speeds, virtual_figures
 from harness.gate.reference import Entry
+from harness.hardware import cores, cpu_model
 from harness.protocols import UsageError
 
-KEYS = ("reference", "only")
+KEYS = ("reference", "only", "judge")
+JUDGE = ("quiet", "always")
+BUSY_PERCENT, LOOK_S = 20.0, 2.0
 UPDATE = "--update"
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "ci.json"
+
+
+def _machine() -> str:
+    return f"{cpu_model()}, {cores()} cores"
+
+
+def _unjudged(path: Path, judge: str) -> str | None:
+    """Why ratios measured here and now say nothing about the code; None where they do."""
+    if judge not in JUDGE:
+        raise UsageError(f"judge={judge}: give quiet (the default) or always")
+    if judge == "always":
+        return None
+    there, here = reference.measured_on(path), _machine()
+    if here != there:
+        return f"the reference's are of {there}, this machine is {here}"
+    busy = psutil.cpu_percent(LOOK_S)
+    if busy > BUSY_PERCENT:
+        return f"other work keeps {busy:.0f} % of this machine busy"
+    return None
 
 
 def _say(line: str) -> None:
@@ -58,8 +85,15 @@ def check(arguments: list[str]) -> list[str]:
     given = entry.settings([a for a in arguments if a != UPDATE], KEYS, (), usage)
     path, only = Path(given.get("reference", REFERENCE)).expanduser(), given.get("only", "")
     jobs, ratios = _chosen(only)
+    why = None
+    if ratios and not update:
+        why = _unjudged(path, given.get("judge", "quiet"))
     known = {} if update and not (only and path.exists()) else reference.read(path)
     expected = {n: e for n, e in known.items() if _belongs(n, jobs, ratios, not only)}
+    if why is not None:
+        _say(f"ratios are NOT judged: {why}; judge=always measures them all the same")
+        expected = {n: e for n, e in expected.items() if n not in ratios}
+        ratios = []
     found: dict[str, Entry] = {}
     if jobs:
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
@@ -73,7 +107,9 @@ def check(arguments: list[str]) -> list[str]:
     for line in moved:
         _say(f"moved: {line}")
     if update:
-        reference.write(path, {n: e for n, e in known.items() if n not in expected} | found)
+        machine = _machine() if ratios or not known else reference.measured_on(path)
+        kept = {n: e for n, e in known.items() if n not in expected}
+        reference.write(path, kept | found, machine)
         _say(f"wrote {len(found)} figures to {path}; commit it together with the reason")
         return []
     for name in ratios:

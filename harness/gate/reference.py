@@ -18,7 +18,8 @@ from harness.protocols import UsageError
 
 DIGITS = 12
 RULES = ("exact", "ratio")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+KEYS = {"schema_version", "ratios_measured_on", "figures"}
 WAY_OUT = "take the committed file (git checkout), or write it anew: python -m harness.check"
 
 
@@ -34,19 +35,33 @@ class Entry:
 
 def read(path: Path) -> dict[str, Entry]:
     """Raises UsageError, one line, for a file that is missing or not a reference."""
+    content = _content(path)
+    return {name: _entry(path, name, given) for name, given in content["figures"].items()}
+
+
+def measured_on(path: Path) -> str:
+    """The machine whose ratios these are. Raises UsageError as `read` does."""
+    return _content(path)["ratios_measured_on"]
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _refused(path, str(error)) from error
-    if not isinstance(content, dict) or set(content) != {"schema_version", "figures"}:
-        raise _refused(path, "it must have schema_version and figures, and nothing else")
+    if not isinstance(content, dict) or set(content) != KEYS:
+        raise _refused(
+            path, "it must have schema_version, ratios_measured_on and figures, and nothing else"
+        )
     if content["schema_version"] != SCHEMA_VERSION:
         raise _refused(
             path, f"schema_version {content['schema_version']}, this code has {SCHEMA_VERSION}"
         )
     if not isinstance(content["figures"], dict) or not content["figures"]:
         raise _refused(path, "figures must map names to entries")
-    return {name: _entry(path, name, given) for name, given in content["figures"].items()}
+    if not isinstance(content["ratios_measured_on"], str):
+        raise _refused(path, f"ratios_measured_on {content['ratios_measured_on']!r} is no text")
+    return content
 
 
 def _refused(path: Path, why: str) -> UsageError:
@@ -78,7 +93,7 @@ def _finite(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def write(path: Path, figures: Mapping[str, Entry]) -> None:
+def write(path: Path, figures: Mapping[str, Entry], machine: str) -> None:
     """One line a figure, in order of their names, so that a change is read as a diff."""
     lines = []
     for name in sorted(figures):
@@ -91,7 +106,8 @@ def write(path: Path, figures: Mapping[str, Entry]) -> None:
     body = ",\n".join(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        f'{{\n "schema_version": {SCHEMA_VERSION},\n "figures": {{\n{body}\n }}\n}}\n',
+        f'{{\n "schema_version": {SCHEMA_VERSION},\n'
+        f' "ratios_measured_on": {json.dumps(machine)},\n "figures": {{\n{body}\n }}\n}}\n',
         encoding="utf-8",
     )
 

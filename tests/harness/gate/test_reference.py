@@ -19,18 +19,19 @@ RATIO = Entry(1.25, "ratio", "x the same adds", 0.08)
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ci.json"
-    reference.write(path, {"b": RATIO, "a": EXACT, "zero": Entry(0.0, "exact", "versions")})
+    reference.write(path, {"b": RATIO, "a": EXACT, "zero": Entry(0.0, "exact", "versions")}, "here")
+    assert reference.measured_on(path) == "here"
     found = reference.read(path)
     assert found == {"a": EXACT, "b": RATIO, "zero": Entry(0.0, "exact", "versions")}
-    assert [line.split('"')[1] for line in path.read_text().splitlines()[3:6]] == ["a", "b", "zero"]
+    assert [line.split('"')[1] for line in path.read_text().splitlines()[4:7]] == ["a", "b", "zero"]
 
 
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         ("{", "Expecting property name"),
-        ("[]", "it must have schema_version and figures"),
-        ({"schema_version": 2}, "schema_version 2, this code has 1"),
+        ("[]", "it must have schema_version, ratios_measured_on and figures"),
+        ({"schema_version": 1}, "schema_version 1, this code has 2"),
         ({"figures": {}}, "figures must map names to entries"),
         ({"figures": {"a": 3}}, "a: 3 is no entry"),
         ({"figures": {"a": {"value": 1, "rule": "exact"}}}, "a: an entry has value, unit and rule"),
@@ -48,7 +49,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 )
 def test_a_damaged_reference_is_one_line(damage: Any, says: str, tmp_path: Path) -> None:
     path = tmp_path / "ci.json"
-    whole = {"schema_version": 1, "figures": {"a": {"value": 1, "rule": "exact", "unit": "s"}}}
+    figures = {"a": {"value": 1, "rule": "exact", "unit": "s"}}
+    whole = {"schema_version": 2, "ratios_measured_on": "here", "figures": figures}
     path.write_text(damage if isinstance(damage, str) else json.dumps(whole | damage))
     with pytest.raises(UsageError) as refused:
         reference.read(path)

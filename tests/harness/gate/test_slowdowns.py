@@ -57,7 +57,7 @@ def copied(tmp_path: Path) -> Path:
 
 def gate(copy: Path, only: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "harness.check", f"only={only}"],
+        [sys.executable, "-m", "harness.check", f"only={only}", "judge=always"],
         cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)},
         capture_output=True, text=True, timeout=1500, check=False,
     )  # fmt: skip
