@@ -83,20 +83,26 @@ def test_random_kills_in_virtual_time(tmp_path: Path, schedule: str) -> None:
     """Five kills a schedule, twenty in all: each at a random moment of a run of its own or of one
     that had been killed before."""
     draw = random.Random(f"kills/{schedule}")
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
     settings = (*VIRTUAL, f"schedule={schedule}")
     run(tmp_path, *settings, f"hydra.run.dir={whole}")
-    total, killed = lines(whole), 0
-    arguments = (*settings, f"hydra.run.dir={folder}", "resume=auto")
-    while killed < KILLS // 4:
-        # What goes on in virtual time is as far as it was; what is played again begins at nothing.
-        more = draw.randrange(total // (1 if schedule in ("async", "one_step_off") else 5))
-        if not kill(start(tmp_path, *arguments), folder, more, draw.uniform(0.0, 0.1)):
-            break  # it had ended first: the draws were long
-        killed += 1
-    assert killed >= 3
-    run(tmp_path, *arguments)
-    assert left(folder) == left(whole)
+    total, killed, number = lines(whole), 0, 0
+    while True:
+        folder = tmp_path / f"killed-{number}"
+        arguments = (*settings, f"hydra.run.dir={folder}", "resume=auto")
+        if killed == KILLS // 4:
+            run(tmp_path, *arguments)
+        else:
+            # What goes on is as far as it was; what is played again begins at nothing.
+            part = 1 if schedule in ("async", "one_step_off") else 5
+            more, delay_s = draw.randrange(total // part), draw.uniform(0.0, 0.1)
+            if kill(start(tmp_path, *arguments), folder, more, delay_s):
+                killed += 1
+                continue
+        assert left(folder) == left(whole)
+        if killed == KILLS // 4:
+            return
+        number += 1  # it had ended before it was to be killed: another run
 
 
 def weights(folder: Path) -> str:
