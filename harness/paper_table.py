@@ -43,7 +43,8 @@ ON_POLICY = ("sync", "sync_colocated", "stream_group", "stream_reward", "stream_
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One schedule at one split. `ideal_s` is what an update would take if its gradients ended at
-    T* of these arrivals; None for a schedule whose updates have none."""
+    T* of these arrivals; None for a schedule whose updates have none. `turn_bytes` is the most that
+    a learner rank holds of running trajectories' turns."""
 
     label: str
     engine_devices: int
@@ -58,6 +59,7 @@ class Row:
     ideal_s: float | None
     hardware: str
     clock: str
+    turn_bytes: int | None = None
 
 
 def ideal_s(folder: Path) -> float | None:
@@ -124,6 +126,7 @@ class Table:
             time["per_update_s"], time["rollout_s"], time["tail_s"], idle["learner"],
             idle["engine"], summary["staleness"]["mean"] or 0.0, ideal_s(folder),
             summary["hardware"], summary["clock"],
+            summary.get("segments", {}).get("live_bytes_peak"),
         )  # fmt: skip
 
 
@@ -132,19 +135,21 @@ def markdown(rows: Sequence[Row], devices_shared: str) -> str:
     base = min(r.per_update_s for r in rows if r.label.startswith("sync"))
     lines = [
         "| schedule | engine + learner | split | update, s | against best sync | rollout, s | "
-        "tail, s | learner idle | engine idle | staleness | update at T*, s | ran on |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "tail, s | learner idle | engine idle | staleness | update at T*, s | turns hold, GB a "
+        "rank | ran on |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         split = f"{row.engine_devices} + {row.learner_devices}"
         if row.label == "sync_colocated":
             split = devices_shared
         ideal = "" if row.ideal_s is None else f"{row.ideal_s:.0f}"
+        held = "" if row.turn_bytes is None else f"{row.turn_bytes / 1e9:.0f}"
         lines.append(
             f"| {row.label} | {split} | {'best' if row.best else 'preset'} | "
             f"{row.per_update_s:.0f} | {base / row.per_update_s:.2f} x | {row.rollout_s:.0f} | "
             f"{row.tail_s:.0f} | {100 * row.idle_learner:.0f} % | {100 * row.idle_engine:.0f} % | "
-            f"{row.staleness:.2f} | {ideal} | {row.hardware}, {row.clock} clock |"
+            f"{row.staleness:.2f} | {ideal} | {held} | {row.hardware}, {row.clock} clock |"
         )
     return "\n".join(lines) + "\n"
 
@@ -173,6 +178,12 @@ def verdict(rows: Sequence[Row]) -> str:
                 f"* VIRTUAL: streaming ({stream.label}, {stream.engine_devices} + "
                 f"{stream.learner_devices}) is {word} {name} at its best: {ratio:.2f} x."
             )
+    if any(r.turn_bytes is not None for r in rows):
+        lines.append(
+            "* VIRTUAL: stream_turn on several learner ranks exists on paper alone: real learners "
+            "take turns in one process. What its ranks hold comes to what they hold anyway, and "
+            "nothing bounds it here (segments.max_live_bytes would)."
+        )
     return "\n".join(lines) + "\n"
 
 

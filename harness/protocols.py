@@ -424,9 +424,11 @@ class Learner(Protocol):
         at once; otherwise it stays pending until `commit`."""
         ...
 
-    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
-        """The forward pass of the turns that a running trajectory has finished: of its first
-        `tokens` tokens, as far as it was not done. `accumulate` or `capture` does the rest."""
+    async def extend(self, turns: Mapping[int, tuple[Trajectory, int]]) -> None:
+        """Rank -> a running trajectory and how many of its tokens are there: on each of these ranks
+        the forward pass of the turns that it has finished, as far as it was not done. A
+        trajectory's turns stay on the rank of its first. `accumulate` or `capture` does the
+        rest, there."""
         ...
 
     async def abandon(self, trajectory_ids: Sequence[str]) -> None:

@@ -103,7 +103,7 @@ async def play(
         await learner.capture([replace(t, reward=reward) for t, reward in rewarded])
     elif name == "extend":
         (trajectory,) = _of(known, [verb["id"]])
-        await learner.extend(trajectory, verb["tokens"])
+        await learner.extend({0: (trajectory, verb["tokens"])})
     elif name == "abandon":
         await learner.abandon(verb["ids"])
     elif name == "commit":

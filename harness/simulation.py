@@ -150,6 +150,7 @@ async def open_simulated(
         bucket_cap=config.ledger.bucket_cap or rollout.group_size,
         switch_s=costs.switch_s() if colocated else 0.0,
         cores=cores,
+        max_live_bytes=config.segments.max_live_bytes,
     )
     try:
         yield Parts(

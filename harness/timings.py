@@ -112,14 +112,16 @@ class UpdateTimings:
         return [(i.args["padded"], i.end_s - i.start_s) for i in self.intervals if i.name in wanted]
 
     def by_turns(self) -> list[tuple[int, float]]:
-        """(padded tokens, seconds) of trajectories that were passed turn by turn: all of it."""
+        """(padded tokens, seconds) of trajectories that were passed turn by turn: all of it, or
+        what a whole pass takes where that is known (`whole_s`)."""
         took_s: dict[str, float] = {}
         padded_of: dict[str, int] = {}
         for interval in self.intervals:
             if interval.name not in TURN_PASSES:
                 continue
-            for name in interval.args.get("trajectories", ()):  # one; a simulated pass tells none
-                took_s[name] = took_s.get(name, 0.0) + interval.end_s - interval.start_s
+            pass_s = interval.args.get("whole_s", interval.end_s - interval.start_s)
+            for name in interval.args.get("trajectories", ()):  # one; a simulated turn tells none
+                took_s[name] = took_s.get(name, 0.0) + pass_s
                 if interval.name == "finish":
                     padded_of[name] = interval.args["padded"]
         return [(tokens, took_s[name]) for name, tokens in padded_of.items()]

@@ -22,6 +22,7 @@ from harness.protocols import (
     TrajectoryLost,
     TurnGenerated,
 )
+from thundersync.seats import Seats
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Hand:
     discard. `rewards` are those that have arrived in open groups, `waiting` what may not be
     captured before another group closes. `turns` has the running trajectories with new turns, and
     how many of their tokens are there; `begun` the group of every one whose turns the learner
-    holds, `useless` those that it holds for nothing."""
+    holds, `seats` the rank that holds them, `useless` those that it holds for nothing."""
 
     release: Release
     closed: list[Group] = field(default_factory=list)
@@ -44,6 +45,7 @@ class Hand:
     rewards: dict[int, list[float]] = field(default_factory=dict)
     turns: dict[str, tuple[Trajectory, int]] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
+    seats: Seats = field(default_factory=Seats)
     useless: list[str] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
@@ -76,7 +78,8 @@ class Hand:
         self.turns.pop(trajectory.trajectory_id, None)
         if trajectory.trajectory_id in self.pending:
             self.lost.append(trajectory)
-        elif self.begun.pop(trajectory.trajectory_id, None) is not None:
+        elif trajectory.trajectory_id in self.begun:
+            self.use([trajectory.trajectory_id])
             self.useless.append(trajectory.trajectory_id)
 
     @property
@@ -117,16 +120,30 @@ class Hand:
         self.pending |= {t.trajectory_id for t in chunk if t.reward is None}
         self.use(taken)
 
-    def next_turns(self) -> tuple[Trajectory, int]:
-        """The turns that have waited longest, which the learner holds from now on."""
-        trajectory, tokens = self.turns.pop(next(iter(self.turns)))
-        self.begun[trajectory.trajectory_id] = trajectory.group
-        return trajectory, tokens
+    def next_turns(self, ranks: int) -> dict[int, tuple[Trajectory, int]]:
+        """Rank -> the turns that have waited longest for it, which it holds from now on."""
+        taken: dict[int, tuple[Trajectory, int]] = {}
+        for name, (trajectory, tokens) in self.turns.items():
+            seat = self.seats.place(name, ranks)
+            if seat not in taken:
+                taken[seat] = trajectory, tokens
+                self.seats.hold(name, seat, tokens)
+                self.begun[name] = trajectory.group
+                if len(taken) == ranks:
+                    break
+        for trajectory, _ in taken.values():
+            del self.turns[trajectory.trajectory_id]
+        return taken
+
+    def seat(self, trajectory: Trajectory) -> int | None:
+        """The rank that holds its turns, if one does."""
+        return self.seats.of.get(trajectory.trajectory_id)
 
     def use(self, trajectory_ids: Iterable[str]) -> None:
         """Their gradients are being made: the learner holds no turns of them any more."""
         for name in trajectory_ids:
             self.begun.pop(name, None)
+            self.seats.leave(name)
 
     def give_up(self, groups: Container[int]) -> list[str]:
         """What the learner holds for nothing: lost, or of closed groups and unused."""

@@ -4,7 +4,7 @@ whose verbs are the seconds that they take."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.learner.placement import alike_together, parts, split
@@ -93,8 +93,9 @@ class ImaginedLearner:
         self._begun: dict[str, Begun] = {}
         self.live_bytes_peak = 0.0
 
-    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+    async def extend(self, turns: Mapping[int, tuple[Trajectory, int]]) -> None:
         assert self._turns is not None, "turns of unknown cost are not played"
+        trajectory, tokens = turns[0]  # costs of turns are those of one process
         begun = self._begun.setdefault(trajectory.trajectory_id, Begun())
         self._batch.now_s += begun.extend(self._turns, trajectory, tokens)
         live_bytes = sum(b.live_bytes(self._turns) for b in self._begun.values())

@@ -55,7 +55,8 @@ class InlineLearner:
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
         self.service.capture([scored(t, behaviour=True) for t in trajectories])
 
-    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+    async def extend(self, turns: Mapping[int, tuple[Trajectory, int]]) -> None:
+        trajectory, tokens = turns[0]
         self.service.extend(scored(trajectory, behaviour=True, tokens=tokens))
 
     async def abandon(self, trajectory_ids: Sequence[str]) -> None:

@@ -82,22 +82,25 @@ class Stream:
         elif captures := self._next_captures(run, hand):
             await run.learner.capture(captures)
         elif hand.turns:
-            await run.learner.extend(*hand.next_turns())
+            await run.learner.extend(hand.next_turns(run.ranks))
 
     def _next_captures(self, run: Run, hand: Hand) -> list[Trajectory]:
-        """What the learner's ranks take at once: up to one chunk for each."""
+        """What the learner's ranks take at once: up to one chunk for each. Where a rank has taken
+        turns of a trajectory it takes its end as well, so that others of that rank wait."""
         taken: list[Trajectory] = []
+        busy: set[int] = set()
         for _ in range(run.ranks):
-            chunk = self._next_capture(run, hand)
+            chunk = self._next_capture(run, hand, busy)
             if not chunk:
                 break
+            busy |= {seat for t in chunk if (seat := hand.seat(t)) is not None}
             hand.mark(chunk)
             taken += chunk
         return taken
 
-    def _next_capture(self, run: Run, hand: Hand) -> list[Trajectory]:
+    def _next_capture(self, run: Run, hand: Hand, busy: set[int]) -> list[Trajectory]:
         """The released trajectory that is most worth it, packed with its group's others of the same
-        reward; alone while its reward is unknown."""
+        reward; alone while its reward is unknown. None whose rank is busy."""
         full = self._max_open is not None and len(hand.captured) >= self._max_open
         ready = [
             t for t in hand.candidates
@@ -106,9 +109,10 @@ class Stream:
         if not ready:
             hand.wait()
             return []
+        ready = [t for t in ready if hand.seat(t) not in busy]
+        if not ready or ready[0].reward is None:
+            return ready[:1]
         first = ready[0]
-        if first.reward is None:
-            return [first]
         alike = [t for t in ready if (t.group, t.reward) == (first.group, first.reward)]
         return next(c for c in run.chunks(alike) if first in c)
 

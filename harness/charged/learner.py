@@ -76,7 +76,7 @@ class ChargedLearner:
             await self._paper.capture(self._charged(trajectories))
         job.result()
 
-    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+    async def extend(self, turns: Mapping[int, tuple[Trajectory, int]]) -> None:
         raise ValueError("schedule.release=turn: no turn is passed by itself here")
 
     async def abandon(self, trajectory_ids: Sequence[str]) -> None:

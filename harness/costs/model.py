@@ -157,6 +157,16 @@ class CostModel:
         """Engine and learner hand shared devices over, once."""
         return self._hardware.switch_s
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether a backward pass runs the forward pass again."""
+        return self._hardware.recompute > 0
+
+    @property
+    def context_token_bytes(self) -> float:
+        """Of one token's keys and values, as a learner rank's device has them."""
+        return self._cache_bytes / self._hardware.learner_tensor_parallel
+
     def gradient_bytes(self) -> int:
         """Of one buffer of the whole policy."""
         return int(GRADIENT_BYTES[self._split.ledger_dtype] * self._shape.parameters)

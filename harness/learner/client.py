@@ -189,8 +189,9 @@ class TorchLearnerClient:
         self._holder |= {row.trajectory_id: rank for rank, share in shares.items() for row in share}
         await self._ask("capture", {rank: (share,) for rank, share in shares.items() if share})
 
-    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+    async def extend(self, turns: Mapping[int, tuple[Trajectory, int]]) -> None:
         """Of one process alone: validation lets no other learner take turns."""
+        trajectory, tokens = turns[0]
         await self._workers[0].call("extend", scored(trajectory, self._behaviour, tokens))
 
     async def abandon(self, trajectory_ids: Sequence[str]) -> None:

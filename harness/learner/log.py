@@ -40,12 +40,13 @@ class LoggedLearner:
         self._write("capture", ids=_ids(trajectories), rewards=rewards)
         await self._learner.capture(trajectories)
 
-    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
+    async def extend(self, turns: Mapping[int, tuple[Trajectory, int]]) -> None:
         if not self._settled:  # what was measured at start decides which graphs are kept
             self._settled = True
             self._write("turns", settings=await self._learner.turn_settings())
-        self._write("extend", id=trajectory.trajectory_id, tokens=tokens)
-        await self._learner.extend(trajectory, tokens)
+        for trajectory, tokens in turns.values():
+            self._write("extend", id=trajectory.trajectory_id, tokens=tokens)
+        await self._learner.extend(turns)
 
     async def abandon(self, trajectory_ids: Sequence[str]) -> None:
         self._write("abandon", ids=list(trajectory_ids))

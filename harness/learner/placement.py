@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -96,6 +96,21 @@ def taken(rows: Sequence[R], ranks: int) -> list[list[R]]:
         else:
             low = middle + 1
     return _filled(rows, low)
+
+
+def at_home(rows: Sequence[R], ranks: int, homes: Mapping[str, int]) -> list[list[R]]:
+    """Shares of `ranks`: a row whose turns a rank has taken goes there, others, the longest first,
+    to whichever has the fewest tokens then; each share in the order of `rows`."""
+    chosen = {r.trajectory_id: home for r in rows if (home := homes.get(r.trajectory_id, -1)) >= 0}
+    tokens = [0] * ranks
+    for row in rows:
+        if row.trajectory_id in chosen:
+            tokens[chosen[row.trajectory_id]] += len(row.tokens_T)
+    others = [row for row in rows if row.trajectory_id not in chosen]
+    for row in sorted(others, key=lambda r: -len(r.tokens_T)):
+        rank = chosen[row.trajectory_id] = tokens.index(min(tokens))
+        tokens[rank] += len(row.tokens_T)
+    return [[row for row in rows if chosen[row.trajectory_id] == rank] for rank in range(ranks)]
 
 
 def _shares(lengths: Sequence[int], capacity: int) -> int:

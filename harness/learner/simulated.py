@@ -8,19 +8,22 @@ Whole trajectories go to ranks, and into passes, by the rules of the real learne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Protocol
 
 from harness.contention import Cores, Workbench
 from harness.learner.counted import CountedLedger
-from harness.learner.placement import alike_together, parts, taken
+from harness.learner.held_turns import HeldTurns
+from harness.learner.placement import alike_together, at_home, parts, taken
 from harness.packing import pack
 from harness.protocols import FoldSpec, Interval, ParityFigures, StepStats, Trajectory
 from harness.timeline import blocked
 from harness.virtual import VirtualClock
 
-PASSES = ("accumulate", "capture", "extend")  # what shared cores slow down
+PASSES = ("accumulate", "capture", "extend", "finish")  # what shared cores slow down
+# What a rank does in a verb, one after the other: its name, its seconds, what is said of it.
+Work = list[tuple[str, float, Mapping[str, Any]]]
 
 
 class LearnerCosts(Protocol):
@@ -40,13 +43,23 @@ class LearnerCosts(Protocol):
 
     def gradient_bytes(self) -> int: ...
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether a backward pass runs the forward pass again."""
+        ...
+
+    @property
+    def context_token_bytes(self) -> float:
+        """Of one token's keys and values."""
+        ...
+
 
 class SimulatedLearner:
     """The Learner protocol without weights. `chunk_tokens` bounds a rank's passes where there are
     several ranks, as for the real one, or where it has to `repack` what callers packed. Colocated,
     the devices come from the engine before an update's first work and go back after its last,
     `switch_s` each way. On `cores` that others share, passes take longer while those are at
-    work."""
+    work. A rank holds at most `max_live_bytes` of running trajectories (None: without a bound)."""
 
     def __init__(
         self,
@@ -61,6 +74,7 @@ class SimulatedLearner:
         switch_s: float = 0.0,
         cores: Cores | None = None,
         repack: bool = False,
+        max_live_bytes: int | None = None,
     ) -> None:
         self._costs, self._clock, self._ranks = costs, clock, ranks
         self._chunk_tokens = chunk_tokens if ranks > 1 or repack else None
@@ -70,7 +84,7 @@ class SimulatedLearner:
         ]
         self._holder: dict[str, int] = {}  # captured trajectory -> the rank whose ledger has it
         self._holds: dict[int, set[int]] = {}  # group -> ranks
-        self._read: dict[str, int] = {}  # running trajectory -> tokens of turns passed forward
+        self._held = HeldTurns(ranks, costs.context_token_bytes, max_live_bytes)
         self._turn = clock.semaphore(1)  # a verb at a time, in the order of asking
         self._intervals: list[Interval] = []
         self._switch_s = switch_s
@@ -81,23 +95,26 @@ class SimulatedLearner:
 
     # -- time --------------------------------------------------------------------------------------
 
-    async def _work(self, name: str, seconds: Mapping[int, float], args: Mapping[int, Any]) -> None:
+    async def _work(self, ranks: Mapping[int, Work]) -> None:
         """Ranks side by side, until the last is done."""
         if not self._here:
             await self._switch(True)
-        start_s, longest_s = self._clock.time_s, max(seconds.values(), default=0.0)
-        slower = 1.0
-        if self._shared is not None and name in PASSES and longest_s:
+        start_s, slower = self._clock.time_s, 1.0
+        longest_s = max(
+            (math.fsum(took_s for _, took_s, _ in w) for w in ranks.values()), default=0.0
+        )
+        passes = any(name in PASSES for work in ranks.values() for name, _, _ in work)
+        if self._shared is not None and passes and longest_s:
             await self._shared.work(longest_s)
             slower = (self._clock.time_s - start_s) / longest_s
         else:
             await self._clock.sleep(longest_s)
-        self._intervals += [
-            Interval(
-                self._names[rank], name, start_s, start_s + took_s * slower, args.get(rank, {})
-            )
-            for rank, took_s in seconds.items()
-        ]
+        for rank, work in ranks.items():
+            from_s = start_s
+            for name, took_s, args in work:
+                until_s = from_s + took_s * slower
+                self._intervals.append(Interval(self._names[rank], name, from_s, until_s, args))
+                from_s = until_s
 
     async def _switch(self, here: bool) -> None:
         self._here = here
@@ -110,13 +127,31 @@ class SimulatedLearner:
             ]
 
     async def _everywhere(self, name: str, seconds: float) -> None:
-        await self._work(name, dict.fromkeys(range(self._ranks), seconds), {})
+        await self._work({rank: [(name, seconds, {})] for rank in range(self._ranks)})
 
-    def _pass_s(self, rows: Sequence[Trajectory]) -> float:
-        """Forward and backward; what turns have passed forward already is not done again."""
-        whole_s = self._costs.backward_s([len(t.tokens_T) for t in rows])
-        done = [tokens for t in rows if (tokens := self._read.pop(t.trajectory_id, 0))]
-        return max(0.0, whole_s - self._costs.forward_s(done)) if done else whole_s
+    def _passes_of(self, name: str, rows: Sequence[Trajectory], more_s: float = 0.0) -> Work:
+        """Forward and backward pass of these rows, and a pass of its own for each whose turns were
+        passed forward already: what they took is not done again. `more_s` comes to it once."""
+        costs, work = self._costs, Work()
+        begun = {i: n for t in rows if (n := self._held.take(i := t.trajectory_id))}
+        if others := [t for t in rows if t.trajectory_id not in begun]:
+            took_s = costs.backward_s([len(t.tokens_T) for t in others])
+            work.append((name, took_s, _described(others)))
+        for t in rows:
+            if done := begun.get(t.trajectory_id):
+                whole_s = costs.backward_s([len(t.tokens_T)])
+                took_s = whole_s - costs.forward_s([done]) + costs.forward_s([0])  # a pass again
+                said = _described([t]) | {"whole_s": whole_s}
+                work.append(("finish", max(0.0, took_s), said))
+        last, took_s, said = work[-1]
+        return [*work[:-1], (last, took_s + more_s, said)]
+
+    def _shares(self, rows: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        """Ranks keep what they have begun."""
+        homes = self._held.homes
+        if any(t.trajectory_id in homes for t in rows):
+            return at_home(rows, self._ranks, homes)
+        return taken(rows, self._ranks)
 
     # -- the verbs ---------------------------------------------------------------------------------
 
@@ -125,11 +160,12 @@ class SimulatedLearner:
     ) -> None:
         kept = [t for t, c in zip(trajectories, coefficients, strict=True) if c != 0.0]
         async with self._turn:
-            shares = [self._passes(share) for share in taken(kept, self._ranks)]
+            shares = [self._passes(share) for share in self._shares(kept)]
             for passes in zip_longest(*shares, fillvalue=()):
                 busy = {rank: rows for rank, rows in enumerate(passes) if rows}
-                seconds = {rank: self._pass_s(rows) for rank, rows in busy.items()}
-                await self._work("accumulate", seconds, _described(busy))
+                await self._work(
+                    {rank: self._passes_of("accumulate", rows) for rank, rows in busy.items()}
+                )
 
     def _passes(self, share: list[Trajectory]) -> list[list[Trajectory]]:
         return [share] if self._chunk_tokens is None else pack(share, self._chunk_tokens)
@@ -139,7 +175,7 @@ class SimulatedLearner:
             known = {t.trajectory_id: t for t in trajectories}
             shares = [list(trajectories)]
             if self._ranks > 1:
-                shares = taken(alike_together(trajectories), self._ranks)
+                shares = self._shares(alike_together(trajectories))
             passes = [parts(share, self._chunk_tokens) for share in shares]
             for slot in zip_longest(*passes):
                 busy = {
@@ -148,8 +184,9 @@ class SimulatedLearner:
                     if part is not None
                 }
                 each_s = self._costs.capture_overhead_s(1)
-                seconds = {rank: self._pass_s(rows) + each_s for rank, rows in busy.items()}
-                await self._work("capture", seconds, _described(busy))
+                await self._work(
+                    {rank: self._passes_of("capture", rows, each_s) for rank, rows in busy.items()}
+                )
                 for rank, part in enumerate(slot):
                     if part is not None:
                         self._hold(rank, part.group, part.trajectory_ids, part.reward)
@@ -165,20 +202,26 @@ class SimulatedLearner:
         """Rank 0 answers for what nobody holds."""
         return self._ledgers[self._holder.get(name, 0)]
 
-    async def extend(self, trajectory: Trajectory, tokens: int) -> None:
-        """The forward pass of new turns behind those that have had theirs, on one rank."""
+    async def extend(self, turns: Mapping[int, tuple[Trajectory, int]]) -> None:
+        """Forward passes of new turns behind those that have had theirs, ranks side by side."""
         async with self._turn:
-            before = self._read.get(trajectory.trajectory_id, 0)
-            costs = self._costs
-            took_s = costs.forward_s([tokens]) - (costs.forward_s([before]) if before else 0.0)
-            if before:  # the pass itself is another one
-                took_s += costs.forward_s([0])
-            self._read[trajectory.trajectory_id] = tokens
-            await self._work("extend", {0: max(0.0, took_s)}, {})
+            busy: dict[int, Work] = {}
+            for rank, (trajectory, tokens) in turns.items():
+                before = self._held.extend(rank, trajectory.trajectory_id, tokens)
+                if before is not None:
+                    busy[rank] = [("extend", self._extend_s(before, tokens), {})]
+            if busy:
+                await self._work(busy)
+
+    def _extend_s(self, before: int, tokens: int) -> float:
+        forward_s = self._costs.forward_s
+        if not before:
+            return forward_s([tokens])
+        return max(0.0, forward_s([tokens]) - forward_s([before]) + forward_s([0]))  # another pass
 
     async def abandon(self, trajectory_ids: Sequence[str]) -> None:
         for name in trajectory_ids:
-            self._read.pop(name, None)
+            self._held.forget(name)
 
     async def turn_settings(self) -> Mapping[str, int | None] | None:
         """Nothing was measured."""
@@ -209,7 +252,8 @@ class SimulatedLearner:
                 rank: self._costs.fold_s(ledger.fold(spec.group, spec.coefficients))
                 for rank, ledger in held.items()
             }
-            await self._work("fold", seconds, {rank: {"groups": [spec.group]} for rank in ranks})
+            said = {"groups": [spec.group]}
+            await self._work({rank: [("fold", took_s, said)] for rank, took_s in seconds.items()})
 
     async def drop(self, group: int) -> None:
         async with self._turn:
@@ -221,6 +265,7 @@ class SimulatedLearner:
         async with self._turn:
             for ledger in self._ledgers:
                 ledger.end_of_update()
+            turns = self._held.end_of_update(self._costs.recomputes)
             await self._everywhere("step", self._costs.step_s())
             self._version += 1
             self._holder.clear()
@@ -233,6 +278,7 @@ class SimulatedLearner:
                 ledger_buffers_peak=max(ledger.buffers_peak for ledger in self._ledgers),
                 ledger_bytes_peak=max(ledger.bytes_peak for ledger in self._ledgers),
                 buffer_bytes=self._costs.gradient_bytes(),
+                turns=turns,
             )
             for ledger in self._ledgers:
                 ledger.buffers_peak = 0
@@ -269,15 +315,12 @@ class SimulatedLearner:
         """Nothing is held."""
 
 
-def _described(passes: Mapping[int, Iterable[Trajectory]]) -> dict[int, dict[str, Any]]:
-    """What the real learner says of its passes."""
-    found = {}
-    for rank, rows in passes.items():
-        lengths = [len(t.tokens_T) for t in rows]
-        found[rank] = {
-            "trajectories": [t.trajectory_id for t in rows],
-            "groups": sorted({t.group for t in rows}),
-            "tokens": sum(lengths),
-            "padded": len(lengths) * max(lengths),
-        }
-    return found
+def _described(rows: Sequence[Trajectory]) -> dict[str, Any]:
+    """What the real learner says of a pass."""
+    lengths = [len(t.tokens_T) for t in rows]
+    return {
+        "trajectories": [t.trajectory_id for t in rows],
+        "groups": sorted({t.group for t in rows}),
+        "tokens": sum(lengths),
+        "padded": len(lengths) * max(lengths),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ def test_jobs_are_run_once_and_their_errors_come_back_in_words(tmp_path: Path) -
         other = simulator.config([*SMALL, "schedule=stream"])
         assert simulator.run(other, tmp_path / "run")["schedule"] == "stream"
         assert ideal_s(tmp_path / "run") is not None
+        coding = [k.replace("=math", "=swebench_verified") for k in SMALL]
+        turns = simulator.config([*coding, "schedule=stream", "schedule.release=turn"])
+        taken = simulator.run(turns, tmp_path / "turns")  # on four ranks
+        assert taken["release"] == "turn" and taken["segments"]["trajectories"] > 0
         refused = simulator.config([*SMALL, "schedule.engine_devices=9"])
         with pytest.raises(UsageError, match=r"schedule.engine_devices=9"):
             simulator.run(refused, tmp_path / "refused")
@@ -72,6 +77,12 @@ def test_the_table_labels_every_row_and_says_where_streaming_loses() -> None:
     assert "is faster than synchronous on its own devices at its best: 1.50 x" in told
     assert "is faster than synchronous on shared devices at its best: 1.20 x" in told
     assert "is NOT faster than asynchronous, bound 4 at its best: 0.80 x" in told
+    turns = dataclasses.replace(row("stream_turn", 90), turn_bytes=37_200_000_000)
+    assert "| 90 | 37 | VIRTUAL" in markdown([*rows, turns], "all 8, in turns")
+    assert "exists on paper alone" not in told
+    told += verdict([*rows, turns])
+    assert "streaming (stream_turn, 4 + 4) is faster than" in told
+    assert "stream_turn on several learner ranks exists on paper alone" in told
     assert all(line.startswith("* VIRTUAL") for line in told.splitlines())
 
 

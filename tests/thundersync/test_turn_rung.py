@@ -42,7 +42,7 @@ def running(name: str = "0-0", ends: tuple[int, ...] = (10, 30)) -> Trajectory:
 
 def begun(hand: Hand, trajectory: Trajectory) -> None:
     hand.take(TurnGenerated(trajectory, 0))
-    assert hand.next_turns() == (trajectory, trajectory.turns[0].action_end)
+    assert hand.next_turns(1) == {0: (trajectory, trajectory.turns[0].action_end)}
 
 
 def test_only_the_turn_rung_hears_of_turns():
@@ -57,9 +57,25 @@ def test_newer_turns_take_the_place_of_those_that_wait_for_the_learner():
     hand.take(TurnGenerated(first, 0))
     hand.take(TurnGenerated(other, 0))
     hand.take(TurnGenerated(first, 1))
-    assert hand.next_turns() == (first, 30)
-    assert hand.next_turns() == (other, 10)
+    assert hand.next_turns(1) == {0: (first, 30)}
+    assert hand.next_turns(1) == {0: (other, 10)}
     assert hand.empty
+
+
+def test_each_rank_takes_the_turns_that_have_waited_longest_for_it():
+    """A new trajectory goes where the fewest tokens are held, and stays there until it ends."""
+    hand, long, short = Hand("turn"), running("0-0", (50, 60)), running("0-1", (10, 20))
+    third, fourth = running("1-0", (30,)), running("1-1", (20,))
+    for trajectory in (long, short, third):
+        hand.take(TurnGenerated(trajectory, 0))
+    assert hand.next_turns(2) == {0: (long, 50), 1: (short, 10)}
+    hand.take(TurnGenerated(short, 1))
+    hand.take(TurnGenerated(fourth, 0))
+    assert hand.next_turns(2) == {1: (third, 30)}  # all that wait are of rank 1
+    assert hand.next_turns(2) == {1: (short, 20), 0: (fourth, 20)}  # 50 tokens on each
+    hand.take(TrajectoryFinished(long))
+    hand.mark([long])
+    assert [hand.seat(t) for t in (long, short, third, fourth)] == [None, 1, 1, 0]
 
 
 def test_the_rest_of_a_finished_trajectory_comes_with_its_capture():

@@ -23,6 +23,8 @@ class ToyCosts:
     optimizer: float = 0.0
     publication: float = 0.0
     context_capacity_tokens: int = 10**9
+    recomputes: bool = False
+    context_token_bytes: float = 10.0
 
     def decode_step_s(self, running: int, context_tokens: float) -> float:
         return self.step + self.each * running + self.context * context_tokens

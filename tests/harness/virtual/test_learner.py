@@ -98,17 +98,62 @@ def test_a_turn_that_was_passed_forward_is_not_passed_again(toy: Any) -> None:
     """Forward passes: 12 tokens 3 s, 8 more 2 s; what is left of 20 is 20 - 5."""
     world = World(toy())
     whole = trajectory("a", 20, reward=1.0)
-    world.play(world.learner.extend(whole, 12), world.learner.extend(whole, 20))
+    world.play(world.learner.extend({0: (whole, 12)}), world.learner.extend({0: (whole, 20)}))
     assert world.clock.now() == 5
     world.play(world.learner.accumulate([whole], [1.0]))
     assert world.clock.now() == 20
     other = trajectory("b", 20)
     world.play(
-        world.learner.extend(other, 20),
+        world.learner.extend({0: (other, 20)}),
         world.learner.abandon(["b"]),
         world.learner.accumulate([other], [1.0]),
     )
     assert world.clock.now() == 45
+
+
+def test_turns_stay_on_the_rank_that_took_the_first(toy: Any) -> None:
+    """Forward passes side by side, 2 + 3 and 2 + 5 s. What is left of a, 20 - 5 and another pass,
+    and of b, 40 - 10 and another, is done by their own ranks; c, which nobody has begun, goes to
+    the rank with fewer tokens, which takes it in a pass before."""
+    world = World(toy(chunk=2), ranks=2)
+    a, b = trajectory("a", 24, 0, 1.0), trajectory("b", 40, 1, 1.0)
+    c = trajectory("c", 5, 2, 0.0)
+    world.play(world.learner.extend({1: (a, 12), 0: (b, 20)}))
+    assert world.clock.now() == 7
+    with pytest.raises(ValueError, match="a: its turns are on rank 1, not on 0"):
+        world.play(world.learner.extend({0: (a, 20)}))
+    world.play(world.learner.accumulate([a, b, c], [1.0, 1.0, 1.0]))
+    stats, intervals = world.play(world.learner.step(1.0), world.learner.drain_intervals())
+    assert [(i.resource, i.name, i.start_s, i.end_s) for i in intervals[:5]] == [
+        ("learner/1", "extend", 0, 5), ("learner/0", "extend", 0, 7),
+        ("learner/0", "finish", 7, 44),
+        ("learner/1", "accumulate", 7, 14), ("learner/1", "finish", 14, 37),
+    ]  # fmt: skip
+    assert (stats.turns.trajectories, stats.turns.retained_tokens) == (2, 32)
+    assert stats.turns.live_bytes_peak == 20 * 10  # of a rank
+
+
+def test_what_a_rank_cannot_hold_is_taken_whole(toy: Any) -> None:
+    """Ten bytes a token: 20 tokens fit, so that b's first 12 stay on their own rank and a, which
+    grows past it, is forgotten; what it took until then was for nothing."""
+    world = World(toy(), ranks=1, max_live_bytes=200)
+    a, b = trajectory("a", 40, 0, 1.0), trajectory("b", 16, 0, 0.0)
+    learner = world.learner
+    world.play(learner.extend({0: (a, 8)}), learner.extend({0: (b, 12)}))
+    assert world.clock.now() == 2 + 3
+    world.play(learner.extend({0: (a, 20)}), learner.extend({0: (a, 30)}))
+    assert world.clock.now() == 5
+    world.play(learner.accumulate([a, b], [1.0, 1.0]))
+    assert world.clock.now() == 5 + 40 + (16 - 3)
+    (stats,) = world.play(learner.step(1.0))
+    assert (stats.turns.fallbacks, stats.turns.live_bytes_peak) == (1, 200)
+    assert stats.turns.fallback.startswith("a: 320 bytes on rank 0, more than")
+
+
+def test_turns_under_way_are_refused_at_the_step(toy: Any) -> None:
+    world = World(toy())
+    with pytest.raises(ValueError, match="turns of a were neither used nor given up"):
+        world.play(world.learner.extend({0: (trajectory("a", 8), 4)}), world.learner.step(1.0))
 
 
 def test_shared_devices_are_handed_over_twice_an_update(toy: Any) -> None:

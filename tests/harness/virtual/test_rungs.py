@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from harness.protocols import (
     Task,
     Trajectory,
     TrajectoryFinished,
+    Turn,
+    TurnGenerated,
 )
 from harness.timeline import Timeline
 from harness.training import Training
@@ -36,12 +39,17 @@ RUNGS = ("group", "reward", "submit")
 
 class Life(NamedTuple):
     """Its last token is there at `finished`, its reward `verify` later; seconds. A token of it
-    takes the learner a second."""
+    takes the learner a second. Its `turns` are of equal length, in tokens and in seconds."""
 
     finished: int
     verify: int
     reward: float
     tokens: int = 10
+    turns: int = 1
+
+    def after(self, turn: int) -> tuple[float, int]:
+        """When it is over, and how many tokens are there then."""
+        return self.finished * (turn + 1) / self.turns, self.tokens * (turn + 1) // self.turns
 
 
 class World:
@@ -83,8 +91,14 @@ class World:
         async def one(index: int, life: Life) -> Trajectory:
             t = Trajectory(f"{group.group}-{index}", "t", "easy", group.group, index, 0)
             t.end = "submit"
-            lengths.extend(t, life.tokens, generated=True)
-            await self.clock.sleep(life.finished)
+            for n in range(life.turns):
+                until_s, tokens = life.after(n)
+                await self.clock.sleep(until_s - self.clock.now())
+                before = len(t.tokens_T)
+                lengths.extend(t, tokens - before, generated=True)
+                t.turns.append(Turn(before, tokens, 0.0, self.clock.now()))
+                if life.turns > 1:
+                    sink.emit(TurnGenerated(t, n))
             t.finished_s = self.clock.now()
             sink.emit(TrajectoryFinished(t))
             await self.clock.sleep(life.verify)
@@ -138,8 +152,9 @@ def test_what_streaming_adds_can_cost_more_than_it_saves(toy: Any) -> None:
 
 
 LIVES = st.builds(
-    Life, st.integers(0, 60), st.integers(0, 40), st.sampled_from([0.0, 1.0]), st.integers(1, 30)
-)
+    Life, st.integers(0, 60), st.integers(0, 40), st.sampled_from([0.0, 1.0]), st.integers(1, 30),
+    st.just(1),
+)  # fmt: skip
 BATCHES = st.integers(2, 4).flatmap(
     lambda size: st.lists(st.lists(LIVES, min_size=size, max_size=size), min_size=1, max_size=4)
 )
@@ -168,6 +183,48 @@ def test_no_rung_beats_its_bound_or_the_work(toy: Any, batch: list[list[Life]], 
         assert end_s >= work / ranks - 1e-6
         if ranks == 1 and (release in ("batch", "group") or trained == batch):
             assert end_s == pytest.approx(earliest_end(jobs))  # attained
+
+
+TURNS = st.builds(Life._replace, LIVES, turns=st.integers(2, 5), tokens=st.integers(5, 30))
+TURN_BATCHES = st.integers(2, 3).flatmap(
+    lambda size: st.lists(st.lists(TURNS, min_size=size, max_size=size), min_size=1, max_size=4)
+)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_turns_leave_the_backward_passes_for_the_end(toy: Any, ranks: int) -> None:
+    """Two trajectories of 40 tokens end at 40; of a token's second a quarter is the forward pass.
+    Three turns were passed forward by then, at 10, 20 and 30, each trajectory's on a rank of its
+    own where there are two: 10 are left of it, and of all tokens three quarters of a second."""
+    lives = (Life(40, 0, 1.0, 40, 4), Life(40, 0, 0.0, 40, 4))
+    row = World(toy(), [lives], ranks).play("turn")
+    left_s = 10 + 30 * 3 / 4
+    assert row["t_s"] == pytest.approx(40 + left_s * 2 / ranks)
+    assert row["turns_trajectories"] == 2
+    submit = World(toy(), [lives], ranks).play("submit")
+    assert submit["t_s"] == pytest.approx(40 + 40 * 2 / ranks)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(batch=TURN_BATCHES, ranks=st.integers(1, 3), chunk=st.sampled_from([0.0, 2.0]))
+def test_turns_beat_neither_their_bound_nor_the_work(
+    toy: Any, batch: list[list[Life]], ranks: int, chunk: float
+) -> None:
+    """The forward part of a turn, a quarter of its seconds, may be done once its tokens are there,
+    the rest when the trajectory has ended."""
+    trained = [life for g in batch if len({x.reward for x in g}) > 1 for life in g]
+    last = max(life.finished + life.verify for g in batch for life in g)
+    jobs = [Job(last, 0.0)]
+    for life in trained:
+        ends = [(0.0, 0), *(life.after(n) for n in range(life.turns))]
+        jobs += [Job(s, 0.25 * (n - m)) for (_, m), (s, n) in itertools.pairwise(ends)]
+        jobs.append(Job(life.finished, 0.75 * life.tokens + chunk))
+    row = World(toy(chunk=chunk), batch, ranks).play("turn")
+    assert row["t_s"] >= row["t_star_s"] - 1e-6
+    assert row["t_s"] >= sum(life.tokens for life in trained) / ranks - 1e-6
+    assert row["t_s"] >= earliest_end(jobs, ranks) - 1e-6
 
 
 @settings(max_examples=200, deadline=None)
