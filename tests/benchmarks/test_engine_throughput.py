@@ -8,6 +8,7 @@ from harness.gate.engine_work import EngineWork
 REQUESTS, NEW_TOKENS = 32, 64
 
 
+@pytest.mark.slow  # python -m harness.check holds the same work against a plain decoder
 @pytest.mark.benchmark(group="engine")
 def test_tokens_per_second(benchmark: BenchmarkFixture) -> None:
     work = EngineWork(REQUESTS, NEW_TOKENS)

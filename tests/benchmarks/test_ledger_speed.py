@@ -43,8 +43,8 @@ def one_thread():
     ("shapes", "rounds", "size"),
     [
         (tiny_shapes, 101, 8),
-        (tiny_shapes, 101, 16),
-        (large_shapes, 7, 8),
+        pytest.param(tiny_shapes, 101, 16, marks=pytest.mark.slow),
+        pytest.param(large_shapes, 7, 8, marks=pytest.mark.slow),
         pytest.param(large_shapes, 7, 16, marks=pytest.mark.slow),
     ],
 )

@@ -19,6 +19,7 @@ def colocated_job(run_job, tmp_path_factory):
     return run_job(
         tmp_path_factory.mktemp("colocated"), "schedule=sync", "schedule.placement=colocated",
         "schedule.engine_devices=2", "schedule.learner_devices=2", f"cluster.pin_cores={pin}",
+        "evaluation.initial=false", "evaluation.final=false", "tracking=none",
     )  # fmt: skip
 
 

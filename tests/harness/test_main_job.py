@@ -233,6 +233,7 @@ class Delayed(Stream):
 '''
 
 
+@pytest.mark.slow
 def test_a_stream_that_secretly_waits_for_the_batch_is_found_out(run_job, tmp_path: Path):
     (tmp_path / "delayed.py").write_text(DELAYED)
     job = run_job(

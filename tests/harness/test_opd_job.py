@@ -22,7 +22,7 @@ def opd_job(run_job: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
     return run_job(
         tmp_path_factory.mktemp("opd"), "objective=opd", "schedule=stream",
         "schedule.release=submit", "parity.every=1", "parity.permutations=2",
-        "evaluation.initial=false", "evaluation.final=false",
+        "evaluation.initial=false", "evaluation.final=false", "tracking=none",
     )  # fmt: skip
 
 

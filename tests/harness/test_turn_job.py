@@ -28,7 +28,9 @@ REWRITTEN = (
 @pytest.fixture(scope="module")
 def turn_job(run_job: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("turn")
-    return run_job(folder, *REWRITTEN, "rollout.group_size=2", "rollout.max_turns=6")
+    return run_job(
+        folder, *REWRITTEN, "rollout.group_size=2", "rollout.max_turns=6", "tracking=none"
+    )
 
 
 def intervals(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ TERMS = {
         "objective.kl.estimator=k3",
     ],
 }
+REPEATED = {("policy", "affine"), ("policy", "bucket")}
 
 
 class Batches:
@@ -64,9 +65,15 @@ def batches(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return get
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("release", ["reward", "submit"])
-@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize(
+    ("terms", "form"),
+    [  # "always" has the policy's own term as well: the other forms of that alone are slow
+        pytest.param(terms, form, marks=[pytest.mark.slow] * ((terms, form) in REPEATED))
+        for terms in TERMS
+        for form in FORMS
+    ],
+)
 def test_the_update_is_that_of_the_other_groups(
     batches: Callable[[str], Batches], terms: str, release: str, form: str
 ) -> None:

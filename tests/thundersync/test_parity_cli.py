@@ -111,6 +111,7 @@ def test_a_name_may_mean_cases_of_some_distillations_alone() -> None:
         assert found == some
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_per_case_and_the_paper_s_has_the_parameter_gap(qwen3: Path) -> None:
     lines: list[str] = []
     names = f"{Case().name},mean/token_mean/submit/*"

@@ -194,7 +194,9 @@ def test_endless_code_is_the_agents_zero(bench) -> None:
     verdict = bench.verdicts(task, {"": appended(bench, task, "while True:\n    pass")})[""]
     assert verdict.reward == 0.0
     assert verdict.report["reason"] == "tests fail"
-    assert "repeated_after" not in verdict.report
+    # A busy machine may stall the tests indeed: only then are they run again.
+    seconds, _, cpu_s = verdict.report.get("repeated_after", "20 s with 20 s of CPU").split()[:5:2]
+    assert "repeated_after" not in verdict.report or float(cpu_s) < 0.25 * float(seconds)
 
 
 def test_too_much_memory_and_too_much_time_are_the_agents_zero(bench) -> None:

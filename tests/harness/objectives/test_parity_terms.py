@@ -18,6 +18,11 @@ def settings(text: str) -> list[str]:
     return [f"objective.{part}" for part in text.split()]
 
 
+@pytest.fixture(scope="module")
+def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Check:
+    return Check(folder, "float64", tmp_path_factory.mktemp("plain"))
+
+
 @pytest.mark.parametrize(
     "terms",
     [
@@ -28,9 +33,10 @@ def settings(text: str) -> list[str]:
         "overlong.mask=true",
     ],
 )
-def test_a_term_changes_the_update_and_not_the_parity(terms: str, folder: Path, tmp_path: Path):
+def test_a_term_changes_the_update_and_not_the_parity(
+    terms: str, plain: Check, folder: Path, tmp_path: Path
+):
     with_terms = Check(folder, "float64", tmp_path, objective=parse(settings(terms)).terms)
-    plain = Check(folder, "float64", tmp_path)
     assert with_terms.row(CASE)["ok"]
     update, _ = with_terms.reference(CASE)
     assert relative_error(update, plain.reference(CASE)[0]) > 1e-4

@@ -106,6 +106,9 @@ def test_what_is_kept_decides_nothing(folder: Path):
     agrees(folder, teacher, ask("a", tokens(5), 1, 4))
 
 
+@pytest.mark.parametrize(  # whatever the model
+    "folder", ["qwen3", pytest.param("llama", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_killed_teacher_fails_its_requests_and_is_started_again(folder: Path):
     given = tokens(0)
 
