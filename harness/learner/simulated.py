@@ -305,11 +305,12 @@ class SimulatedLearner:
         return drained
 
     async def save(self, folder: str) -> dict[str, Any]:
-        """For a checkpoint at the end of an update; there are no weights to write."""
-        return {"version": self._version, "read": dict(self._read)}
+        """For a checkpoint at the end of an update, when no turns are held; there are no weights to
+        write."""
+        return {"version": self._version}
 
     async def restore(self, folder: str, state: Mapping[str, Any]) -> None:
-        self._version, self._read = state["version"], dict(state["read"])
+        self._version = state["version"]
 
     async def close(self) -> None:
         """Nothing is held."""
