@@ -128,6 +128,11 @@ def attacks(instance: Instance) -> dict[str, tuple[str, str]]:
     }
 
 
+@pytest.mark.parametrize(  # the other is judged alike, with a look less
+    "judged_by_pytest",
+    [pytest.param(PytestSource, marks=pytest.mark.slow), PublishedLike],
+    indirect=True,
+)
 def test_what_is_done_to_pytest_from_inside_scores_zero(bench, judged_by_pytest) -> None:
     environment, task = judged_by_pytest
     instance = environment.instance(task)
