@@ -1,31 +1,36 @@
 """A run's learning once more, from its records alone: are the weights the same bits?
 
-    python -m harness.relearn run=FOLDER
+    python -m harness.relearn run=FOLDER [clock=wall|virtual] [hardware=NAME]
 
 Plays the run's learner.jsonl (every verb with its trajectories, in order) on a fresh learner, with
 the tokens of trajectories.jsonl, and compares every update's gradient norm and the last published
 weights. On the machine and versions of the run they must be identical; exit 1 where they are not.
+clock=virtual plays them on the learner of virtual time, in what verbs would take `hardware` (a wall
+run needs one; that of a virtual run is its own).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness import composition, entry
 from harness.config import Config
-from harness.interrupt import run_async
+from harness.costs.select import cost_model
+from harness.interrupt import run_async, run_virtual
 from harness.learner.client import TorchLearnerClient
 from harness.parts import learner_options, learner_threads
 from harness.policy.load import resolve
 from harness.protocols import FoldSpec, Learner, Trajectory, UsageError
 from harness.trajectory_lines import read
+from harness.virtual import VirtualClock
 
 
 def sha256(path: Path) -> str:
@@ -120,33 +125,38 @@ async def play(
     return None
 
 
-async def relearn(folder: Path, config: Config) -> dict[str, Any]:
-    """Play a whole run; the result is ready for JSON."""
+async def relearn(
+    folder: Path, config: Config, clock: VirtualClock | None = None
+) -> dict[str, Any]:
+    """Play a whole run, under the virtual `clock` where there is one; the result is ready for
+    JSON."""
     known = {t.trajectory_id: t for t, _ in read(folder / "trajectories.jsonl")}
     policy = resolve(config.policy.path or config.policy.name)
-    updates, first = 0, None
+    updates, first, took_s = 0, None, None
     recorded_verbs = list(verbs(folder / "learner.jsonl"))
     options = learner_options(config, policy, Path())
     for verb in recorded_verbs:
         if verb["verb"] == "turns" and options["turns"] is not None:
             options["turns"] = replace(options["turns"], **verb["settings"])
     with tempfile.TemporaryDirectory(prefix="thundersync-") as scratch:
-        learner = TorchLearnerClient(options | {"publish_folder": scratch}, learner_threads(config))
-        try:
-            await learner.start()
+        options |= {"publish_folder": scratch}
+        async with _learner(config, clock, options) as learner:
             for verb in recorded_verbs:
                 norm = await play(learner, verb, known)
                 if norm is not None:
                     updates += 1
                     if norm != verb["gradient_norm"] and first is None:
                         first = updates
+            if clock is not None:
+                took_s = clock.now()
             path, _ = await learner.publish()
             replayed = sha256(Path(path))
-        finally:
-            await learner.close()
     recorded = [sha256(p) for p in sorted((folder / "checkpoints").glob("weights-*.safetensors"))]
     return {
         "run": str(folder),
+        "clock": "wall" if clock is None else "virtual",
+        "hardware": None if clock is None else f"VIRTUAL {cost_model(config).label}",
+        "learner_virtual_s": took_s,
         "updates": updates,
         "first_different_update": first,
         "weights_sha256": replayed,
@@ -155,12 +165,49 @@ async def relearn(folder: Path, config: Config) -> dict[str, Any]:
     }
 
 
+@contextlib.asynccontextmanager
+async def _learner(
+    config: Config, clock: VirtualClock | None, options: dict[str, Any]
+) -> AsyncIterator[Learner]:
+    """A fresh one, in a process of its own or under the virtual clock; it is ended on the way
+    out."""
+    if clock is None:
+        client = TorchLearnerClient(options, learner_threads(config))
+        try:
+            await client.start()
+            yield client
+        finally:
+            await client.close()
+        return
+    from harness.charged.again import recorded_learner
+    from harness.charged.workshop import Workshop
+
+    workshop = Workshop()
+    try:
+        yield recorded_learner(config, clock, workshop, options, learner_threads(config))
+    finally:
+        workshop.close()
+
+
 def relearn_from_command_line() -> None:
-    key, _, value = (sys.argv[1] if len(sys.argv) == 2 else "").partition("=")
-    folder = Path(value)
-    if key != "run" or not (folder / "learner.jsonl").is_file():
-        raise UsageError(f"run={value}: give the folder of a finished run, with its learner.jsonl")
-    result = run_async(relearn(folder, composition.recorded(folder)))
+    given = {"clock": "wall"} | entry.settings(
+        sys.argv[1:], ("run", "clock", "hardware"), ("run",), "python -m harness.relearn run=FOLDER"
+    )
+    folder = Path(given["run"])
+    if not (folder / "learner.jsonl").is_file():
+        raise UsageError(f"run={folder}: give the folder of a finished run, with its learner.jsonl")
+    config, clock = composition.recorded(folder), None
+    if given["clock"] not in ("wall", "virtual"):
+        raise UsageError(f"clock={given['clock']}: not available; there is: wall, virtual")
+    if given["clock"] == "virtual":
+        clock = VirtualClock()
+        if "hardware" in given:
+            config.hardware = composition.compose([f"hardware={given['hardware']}"]).hardware
+        result = run_virtual(clock, relearn(folder, config, clock))
+    elif "hardware" in given:
+        raise UsageError(f"hardware={given['hardware']}: what is charged for; take clock=virtual")
+    else:
+        result = run_async(relearn(folder, config))
     entry.closing_line(result)
     if not result["bit_identical"]:
         raise SystemExit(1)

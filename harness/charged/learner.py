@@ -22,19 +22,23 @@ _CHUNK_TOKENS = PLACEMENT.chunk_tokens
 
 class ChargedLearner:
     """The Learner protocol. Real verbs happen one after the other in the order of asking, as the
-    simulated ones do. Inside a parity check nothing is charged: it is outside the budget."""
+    simulated ones do. Inside a parity check nothing is charged: it is outside the budget. Recorded
+    trajectories (`lengths` is None) are charged for as they are."""
 
     def __init__(
         self,
         paper: SimulatedLearner,
         real: TorchLearner,
         workshop: Workshop,
-        lengths: Lengths,
+        lengths: Lengths | None,
         behaviour: bool,
+        repack: bool = True,
     ) -> None:
-        """`behaviour`: the objective needs the engine's log-probabilities."""
+        """`behaviour`: the objective needs the engine's log-probabilities. Without `repack` passes
+        are those that are asked for."""
         self._paper, self._real, self._workshop = paper, real, workshop
         self._lengths, self._behaviour = lengths, behaviour
+        self._repack = repack
         self._checking = False
 
     def _scored(self, trajectories: Sequence[Trajectory]) -> list[ScoredTokens]:
@@ -43,10 +47,13 @@ class ChargedLearner:
     def _passes(self, rows: Sequence[ScoredTokens]) -> list[list[ScoredTokens]]:
         """Callers may put chunks for several ranks together; in a parity check it is their packing
         that is permuted."""
-        return [list(rows)] if self._checking else pack(rows, _CHUNK_TOKENS)
+        as_asked = self._checking or not self._repack
+        return [list(rows)] if as_asked else pack(rows, _CHUNK_TOKENS)
 
     def _charged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """As long as their lives say."""
+        if self._lengths is None:
+            return list(trajectories)
         return [
             Trajectory(
                 t.trajectory_id, t.task_id, t.difficulty, t.group, t.index, t.seed, reward=t.reward,
@@ -77,13 +84,23 @@ class ChargedLearner:
         job.result()
 
     async def extend(self, turns: Mapping[int, tuple[Trajectory, int]]) -> None:
-        raise ValueError("schedule.release=turn: no turn is passed by itself here")
+        if self._lengths is not None:
+            raise ValueError("schedule.release=turn: no turn is passed by itself here")
+        jobs = [
+            self._workshop.bench(self._real.extend, scored(trajectory, self._behaviour, tokens))
+            for trajectory, tokens in turns.values()
+        ]
+        await self._paper.extend(turns)
+        for job in jobs:
+            job.result()
 
     async def abandon(self, trajectory_ids: Sequence[str]) -> None:
-        """Nothing was begun."""
+        job = self._workshop.bench(self._real.abandon, list(trajectory_ids))
+        await self._paper.abandon(trajectory_ids)
+        job.result()
 
     async def turn_settings(self) -> Mapping[str, int | None] | None:
-        return None
+        return self._workshop.bench(self._real.turn_settings).result()
 
     async def reference_kl(self, trajectories: Sequence[Trajectory]) -> list[float]:
         raise ValueError("objective.kl.place=reward: its passes have no time here")
@@ -146,6 +163,8 @@ class ChargedLearner:
         return [replace(i, args=self._counted(i.args)) for i in found]
 
     def _counted(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._lengths is None:
+            return args
         lengths = [self._lengths[name].real for name in args.get("trajectories", ())]
         if not lengths:
             return args

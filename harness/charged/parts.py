@@ -53,6 +53,10 @@ async def open_charged(
 ) -> AsyncIterator[Parts]:
     """Real tasks, sandboxes, engine and learner, whose times the cost model and the workload say.
     All is ended on the way out."""
+    if config.replay is not None:
+        async with _open_replay(config, clock, weights, say) as parts:
+            yield parts
+        return
     costs = cost_model(config)
     real = load(ENVIRONMENTS[config.env.name])(config.env)
     on_evaluation = check_held_out(real, config.env.split, config.env.eval_split, config.env)
@@ -91,6 +95,35 @@ async def open_charged(
                 await clock.cancel_all()  # rollouts use the rest
         finally:
             await provider.close()
+    finally:
+        workshop.close()
+
+
+@contextlib.asynccontextmanager
+async def _open_replay(
+    config: Config, clock: VirtualClock, weights: Path, say: Callable[[str], None]
+) -> AsyncIterator[Parts]:
+    """Recorded tokens and times of tools and verifications; decoding and learning are charged, and
+    learning is real."""
+    from harness.charged.again import RecordedEngine, recorded_learner
+
+    costs = cost_model(config)
+    folder = resolve(config.policy.path or config.policy.name)
+    say(f"VIRTUAL: real learning of {config.replay}, charged as {costs.label}")
+    if costs.assumed:
+        say(f"VIRTUAL: assumed, without a source: {', '.join(costs.assumed)}")
+    cores = _cores(config, costs, clock)
+    replicas, slots = costs.engine_replicas, config.engine.slots
+    engine = RecordedEngine(costs, clock, replicas=replicas, slots=slots, cores=cores)
+    workshop = Workshop()
+    try:
+        options = learner_options(config, folder, weights)
+        learner = recorded_learner(config, clock, workshop, options, THREADS, cores)
+        environment: Any = load(ENVIRONMENTS[config.env.name])(config.env)
+        try:
+            yield Parts(clock, environment, None, engine, learner, ChatTokens(folder), folder, None)
+        finally:
+            await clock.cancel_all()
     finally:
         workshop.close()
 

@@ -19,7 +19,6 @@ _ONLY = {
     "learner.name": ("torch", "real tokens have real gradients"),
     "agent.name": ("policy", "scripts have no tokens"),
     "objective.name": ("grpo", "a teacher has no cost model"),
-    "replay": (None, "a replay has the recording's times"),
     "workload.trace": (None, "how many turns there are is the policy's"),
     "schedule.partial_rollout": (False, "a turn is sampled whole, with one version's weights"),
     "rollout.tool_wait.median_s": (0.0, "workload.tool_s says what tool calls take"),
@@ -67,7 +66,12 @@ def settle(config: Config) -> None:
             "take objective.kl.place=loss"
         )
     config.workload.check()
-    if config.workload.name == "none":
+    if config.replay is not None and config.workload.name != "none":
+        raise UsageError(
+            f"workload={config.workload.name}: not under replay={config.replay}: tool calls and "
+            "verifications take what was recorded; leave it none"
+        )
+    if config.replay is None and config.workload.name == "none":
         raise UsageError(
             f"workload=none: {WITH} needs one for what turns, starts and verifications take, such "
             "as workload=swebench_verified"
