@@ -73,7 +73,7 @@ def settle(config: Config) -> None:
         charged.settle(config)
     if charged.asked(config) or not asked(config):
         return
-    from harness.costs.select import cost_model
+    from harness.costs.select import settle_split
 
     for key, (only, why) in _ONLY.items():
         found = lookup(config, key)
@@ -90,15 +90,7 @@ def settle(config: Config) -> None:
             "workload=none: env=simulated has no tasks of its own; take one, such as "
             "workload=swebench_verified"
         )
-    if config.schedule.placement == "colocated":  # they share all that there is
-        config.schedule.engine_devices = config.schedule.learner_devices = config.hardware.devices
-    costs = cost_model(config)
-    if config.learner.ranks not in (1, costs.learner_ranks):
-        raise UsageError(
-            f"learner.ranks={config.learner.ranks}: {costs.label} has {costs.learner_ranks} for "
-            f"schedule.learner_devices={config.schedule.learner_devices}; leave it unset"
-        )
-    config.learner.ranks, config.engine.replicas = costs.learner_ranks, costs.engine_replicas
+    settle_split(config)
 
 
 @contextlib.asynccontextmanager
@@ -112,8 +104,8 @@ async def open_simulated(
     from harness.contention import Cores
     from harness.costs.select import cost_model
     from harness.engines.simulated import SimulatedEngine
-    from harness.learner.simulated import SimulatedLearner
-    from harness.parts import Parts, ledger_form
+    from harness.paper import paper_learner
+    from harness.parts import Parts
     from harness.planned import PlannedAgent
 
     costs, rollout = cost_model(config), config.rollout
@@ -139,18 +131,8 @@ async def open_simulated(
     engine = SimulatedEngine(
         costs, clock, replicas=costs.engine_replicas, slots=config.engine.slots, cores=cores
     )
-    colocated = config.schedule.placement == "colocated"
-    learner = SimulatedLearner(
-        costs,
-        clock,
-        ranks=costs.learner_ranks,
-        chunk_tokens=config.schedule.chunk_tokens,
-        learning_rate=config.schedule.learning_rate,
-        form=ledger_form(config),
-        bucket_cap=config.ledger.bucket_cap or rollout.group_size,
-        switch_s=costs.switch_s() if colocated else 0.0,
-        cores=cores,
-        max_live_bytes=config.segments.max_live_bytes,
+    learner = paper_learner(
+        config, costs, clock, cores, max_live_bytes=config.segments.max_live_bytes
     )
     try:
         yield Parts(

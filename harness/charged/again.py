@@ -12,9 +12,8 @@ from harness.config import Config
 from harness.contention import Cores
 from harness.costs.select import cost_model
 from harness.engines.simulated import DecodeCosts, Replica, Request, SimulatedEngine
-from harness.learner.simulated import SimulatedLearner
 from harness.learner.torch_learner import TorchLearner
-from harness.parts import ledger_form
+from harness.paper import paper_learner
 from harness.protocols import Completion, Generation, UsageError
 from harness.virtual import Future, VirtualClock
 
@@ -68,17 +67,7 @@ def recorded_learner(
         )
     costs = cost_model(config)
     virtual = charged.asked(config)
-    paper = SimulatedLearner(
-        costs,
-        clock,
-        ranks=costs.learner_ranks,
-        chunk_tokens=config.schedule.chunk_tokens,
-        learning_rate=config.schedule.learning_rate,
-        form=ledger_form(config),
-        bucket_cap=config.ledger.bucket_cap or config.rollout.group_size,
-        cores=cores,
-        repack=virtual,
-    )
+    paper = paper_learner(config, costs, clock, cores, repack=virtual)
     real = TorchLearner(**options | {"ledger_plan": None, "threads": threads})
     behaviour = options["objective"].importance.kind != "none"
     return ChargedLearner(paper, real, workshop, None, behaviour, repack=virtual)

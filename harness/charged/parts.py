@@ -22,12 +22,11 @@ from harness.contention import Cores
 from harness.costs.model import CostModel
 from harness.costs.select import cost_model
 from harness.evaluation import check_held_out
-from harness.learner.simulated import SimulatedLearner
+from harness.paper import paper_learner
 from harness.parts import (
     ENVIRONMENTS,
     Parts,
     learner_options,
-    ledger_form,
     open_sandboxes,
     policy_agent,
 )
@@ -183,18 +182,6 @@ def _learner(
 
     options = learner_options(config, folder, weights)
     options |= {"ledger_plan": None, "threads": THREADS}
-    colocated = config.schedule.placement == "colocated"
-    paper = SimulatedLearner(
-        costs,
-        clock,
-        ranks=costs.learner_ranks,
-        chunk_tokens=config.schedule.chunk_tokens,
-        learning_rate=config.schedule.learning_rate,
-        form=ledger_form(config),
-        bucket_cap=config.ledger.bucket_cap or config.rollout.group_size,
-        switch_s=costs.switch_s() if colocated else 0.0,
-        cores=cores,
-        repack=True,
-    )
+    paper = paper_learner(config, costs, clock, cores, repack=True)
     behaviour = options["objective"].importance.kind != "none"
     return ChargedLearner(paper, TorchLearner(**options), workshop, lengths, behaviour)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.config import Config, lookup
-from harness.costs.select import cost_model
+from harness.costs.select import settle_split
 from harness.learner.placement import Placement
 from harness.protocols import UsageError
 
@@ -76,12 +76,4 @@ def settle(config: Config) -> None:
             f"workload=none: {WITH} needs one for what turns, starts and verifications take, such "
             "as workload=swebench_verified"
         )
-    if config.schedule.placement == "colocated":  # they share all that there is
-        config.schedule.engine_devices = config.schedule.learner_devices = config.hardware.devices
-    costs = cost_model(config)
-    if config.learner.ranks not in (1, costs.learner_ranks):
-        raise UsageError(
-            f"learner.ranks={config.learner.ranks}: {costs.label} has {costs.learner_ranks} for "
-            f"schedule.learner_devices={config.schedule.learner_devices}; leave it unset"
-        )
-    config.learner.ranks, config.engine.replicas = costs.learner_ranks, costs.engine_replicas
+    settle_split(config)

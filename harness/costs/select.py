@@ -85,3 +85,17 @@ def cost_model(config: Config) -> CostModel:
             f"rollout.max_context_tokens={config.rollout.max_context_tokens}; take more devices"
         )
     return model
+
+
+def settle_split(config: Config) -> None:
+    """What follows of the hardware and its split: devices that are shared, engine.replicas and
+    learner.ranks. Raises UsageError as `cost_model` does, and for other ranks than these."""
+    if config.schedule.placement == "colocated":  # they share all that there is
+        config.schedule.engine_devices = config.schedule.learner_devices = config.hardware.devices
+    costs = cost_model(config)
+    if config.learner.ranks not in (1, costs.learner_ranks):
+        raise UsageError(
+            f"learner.ranks={config.learner.ranks}: {costs.label} has {costs.learner_ranks} for "
+            f"schedule.learner_devices={config.schedule.learner_devices}; leave it unset"
+        )
+    config.learner.ranks, config.engine.replicas = costs.learner_ranks, costs.engine_replicas
