@@ -97,8 +97,8 @@ MUTANTS = (
     Mutant("a later sequence's tokens", TURNS, "before = sum(row.action_mask_T[:start])",
            "before = sum(row.action_mask_T[:end])"),
     Mutant("a sequence before its scores", TURNS, "if scored < sum(", "if scored > sum("),
-    Mutant("lost turns stay in the learner", HAND, "trajectory_id, None) is not None",
-           "trajectory_id, None) is None"),
+    Mutant("lost turns stay in the learner", HAND, "elif trajectory.trajectory_id in self.begun:",
+           "elif trajectory.trajectory_id not in self.begun:"),
 )  # fmt: skip
 
 
