@@ -230,8 +230,11 @@ def test_cpu_time_is_told_from_wall_time(backend):
     used_up = "import time\nwhile time.process_time() < 0.3: pass"
     spin, rest, cut = backend.run(scenario)
     assert rest.duration_s >= 0.4
-    assert rest.cpu_s < 0.1 and 0.3 <= spin.cpu_s <= spin.duration_s
-    assert cut.timed_out and 0.1 < cut.cpu_s <= cut.duration_s
+    # One process spins; the shell beside it starts and ends, and the wall's clock is read before
+    # those that were killed have been counted.
+    beside_s = 0.05
+    assert rest.cpu_s < 0.1 and 0.3 <= spin.cpu_s <= spin.duration_s + beside_s
+    assert cut.timed_out and 0.1 < cut.cpu_s <= cut.duration_s + beside_s
 
 
 def test_end_processes_leaves_nobody_and_the_sandbox_usable(backend):
