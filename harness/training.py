@@ -12,8 +12,9 @@ from harness.budget import Budget
 from harness.config import ParityConfig
 from harness.flow import LiveFlow, Resumed
 from harness.objectives.grpo import Grpo
+from harness.objectives.passes import ByObjective
 from harness.overlap import COLUMNS, overlap_row
-from harness.packing import abreast, pack, task_order
+from harness.packing import task_order
 from harness.parity import COLUMNS as PARITY_COLUMNS
 from harness.parity import ParityChecks
 from harness.protocols import (
@@ -38,7 +39,7 @@ from harness.timings import History, UpdateTimings
 from harness.update_row import Row
 
 
-class Training:
+class Training(ByObjective):
     """One run's training loop seen from a schedule; implements the Run protocol.
 
     `release` is the schedule's rung until it says otherwise (`decided`, which took `decide_s` of
@@ -185,21 +186,6 @@ class Training:
             await self._clock.sleep(max(remaining_s, 0.005))
             remaining_s = self.budget.remaining_s or 0.0
         events.fail(self.budget.ended())
-
-    def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
-        return self._objective.coefficients(group)
-
-    def enters(self, trajectory: Trajectory) -> bool:
-        return self._objective.enters(trajectory)
-
-    def matters(self, advantage: float) -> bool:
-        return self._objective.matters(advantage)
-
-    def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-        return pack(trajectories, self._chunk_tokens)
-
-    def rounds(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-        return abreast(self.chunks(trajectories), self.ranks)
 
     def _packed(self, batch: Batch) -> list[list[Trajectory]]:
         """The backward passes of the synchronous schedule, over what has a gradient."""

@@ -25,12 +25,12 @@ from harness.learner.torch_learner import TorchLearner
 from harness.objectives import opd
 from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
 from harness.objectives.whole import whole_trajectories
+from harness.packing import pack
 from harness.parity import GAP_FACTOR, GRADIENT_FACTOR
 from harness.parts import learner_options
 from harness.policy.load import load_for_training
 from harness.policy.lora import Adapters
 from harness.protocols import Group, Schedule
-from harness.training import pack
 from thundersync.recorded import InlineLearner, Pack, RecordedBatch, permuted_packing, play
 from thundersync.stream import Stream
 from thundersync.synthetic import arrival, synthetic_groups

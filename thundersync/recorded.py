@@ -17,11 +17,11 @@ from harness.config import Config
 from harness.learner.client import scored
 from harness.learner.torch_learner import TorchLearner
 from harness.objectives import opd
-from harness.packing import abreast, pack
+from harness.objectives.passes import ByObjective
+from harness.packing import pack
 from harness.parity import apart
 from harness.protocols import (
     FoldSpec,
-    Group,
     Interval,
     ParityFigures,
     Release,
@@ -102,7 +102,7 @@ class InlineLearner:
         return self.stats[-1]
 
 
-class RecordedRun:
+class RecordedRun(ByObjective):
     """A Run over recorded batches: the real objective, the real packing, no engine."""
 
     def __init__(
@@ -128,20 +128,8 @@ class RecordedRun:
         for batch in self._batches:
             yield batch
 
-    def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
-        return self._objective.coefficients(group)
-
-    def enters(self, trajectory: Trajectory) -> bool:
-        return self._objective.enters(trajectory)
-
-    def matters(self, advantage: float) -> bool:
-        return self._objective.matters(advantage)
-
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return self._pack(trajectories, self._chunk_tokens)
-
-    def rounds(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-        return abreast(self.chunks(trajectories), self.ranks)
 
     async def step(self, batch: Any) -> StepStats:
         return await self.learner.step(self._objective.normaliser(batch.groups))

@@ -17,7 +17,7 @@ from harness.cluster.worker import load
 from harness.composition import compose
 from harness.config import Config, ObjectiveConfig
 from harness.objectives.grpo import Grpo
-from harness.packing import abreast, pack
+from harness.objectives.passes import ByObjective
 from harness.protocols import (
     Event,
     Group,
@@ -128,11 +128,12 @@ class _Batch:
         return self._events.due()
 
 
-class Rehearsal:
+class Rehearsal(ByObjective):
     """The Run and the Flow of `updates` updates; for one play."""
 
     ranks = 1
     groups_per_batch = GROUPS
+    _chunk_tokens = CHUNK_TOKENS
 
     def __init__(self, lives: _Lives, updates: int) -> None:
         self._lives, self._updates = lives, updates
@@ -154,21 +155,6 @@ class Rehearsal:
         for index in range(self._updates):
             groups = [self._begin() for _ in range(GROUPS)]
             yield _Batch(index, self.version, groups, self._events)
-
-    def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
-        return self._objective.coefficients(group)
-
-    def enters(self, trajectory: Trajectory) -> bool:
-        return self._objective.enters(trajectory)
-
-    def matters(self, advantage: float) -> bool:
-        return self._objective.matters(advantage)
-
-    def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-        return pack(trajectories, CHUNK_TOKENS)
-
-    def rounds(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-        return abreast(self.chunks(trajectories), self.ranks)
 
     async def step(self, batch: _Batch) -> StepStats:
         return StepStats(self.version + 1, 1.0, False, 1e-3, 0, 0)

@@ -15,12 +15,12 @@ from harness.config import BudgetConfig, Config, ParityConfig
 from harness.learner.torch_learner import TorchLearner
 from harness.objectives import opd
 from harness.objectives.grpo import Grpo
+from harness.packing import pack
 from harness.parity import ParityChecks, holds, pack_permuted
 from harness.parts import learner_options
 from harness.policy.load import resolve
 from harness.protocols import Group, ParityFigures, Trajectory
 from harness.sequences import spans
-from harness.training import pack
 from thundersync.recorded import InlineLearner, RecordedBatch
 from thundersync.synthetic import synthetic_groups
 

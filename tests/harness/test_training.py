@@ -16,6 +16,7 @@ from harness.clock import WallClock
 from harness.config import BudgetConfig, ObjectiveConfig
 from harness.objectives.estimators import AGGREGATIONS, ESTIMATORS
 from harness.objectives.grpo import Grpo
+from harness.packing import pack, task_order
 from harness.protocols import (
     Group,
     GroupClosed,
@@ -28,7 +29,7 @@ from harness.protocols import (
     UsageError,
 )
 from harness.timeline import Timeline
-from harness.training import Training, pack, task_order
+from harness.training import Training
 
 TASKS = [Task(f"t{i}", "train", "easy", {}) for i in range(10)]
 
