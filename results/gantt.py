@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from results import arguments
 from results.style import DPI, new
 
 # Okabe and Ito's colours: told apart by colour-blind readers, and in greyscale by their lightness.
@@ -158,14 +159,12 @@ def write(updates: Sequence[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> int:
-    options = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
-    runs = [Path(a) for a in sys.argv[1:] if "=" not in a]
-    if len(runs) < 2 or "out" not in options or set(options) - {"out", "update", "count"}:
-        print(
-            "usage: python -m results.gantt RUN_A RUN_B [...] out=FILE.png [update=N] [count=N]",
-            file=sys.stderr,
-        )
+    usage = "results.gantt RUN_A RUN_B [...] out=FILE.png [update=N] [count=N]"
+    keys = ("out", "update", "count")
+    parsed = arguments.parse(sys.argv[1:], keys, usage, at_least=2, needed=("out",))
+    if parsed is None:
         return 2
+    runs, options = list(map(Path, parsed[0])), parsed[1]
     try:
         first, count = int(options.get("update", 1)), int(options.get("count", 1))
         write([load_update(run, first, count) for run in runs], Path(options["out"]))

@@ -10,26 +10,27 @@ from __future__ import annotations
 
 import sys
 
+from results import arguments
 from results.comparison import Comparison
 from results.load import load, unchecked
 from results.tables import main_tables
 
 
 def main() -> int:
-    options = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
-    folders = [a for a in sys.argv[1:] if "=" not in a]
-    if len(folders) != 1 or set(options) - {"vary"}:
-        print("usage: python -m results.sweep FOLDER [vary=KEY,KEY]", file=sys.stderr)
+    usage = "results.sweep FOLDER [vary=KEY,KEY]"
+    parsed = arguments.parse(sys.argv[1:], ("vary",), usage)
+    if parsed is None:
         return 2
+    (folder,), options = parsed
     try:
-        loaded = load(folders[0])
+        loaded = load(folder)
         for left in loaded.left_out:
             print(f"left out: {left}", file=sys.stderr)
         meant = {key for key in options.get("vary", "").split(",") if key}
         comparison = Comparison(loaded.runs, loaded.swept | meant)
         tables = main_tables(comparison, comparison.target())
     except ValueError as error:
-        print(f"error: {folders[0]}: {error}", file=sys.stderr)
+        print(f"error: {folder}: {error}", file=sys.stderr)
         return 2
     for line in unchecked(loaded.runs):
         print(f"note: {line}", file=sys.stderr)

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from results import arguments
+
 # Okabe and Ito's colours.
 WAYS = {"whole": "#000000", "retain": "#E69F00", "sweep": "#0072B2"}
 PANELS = {
@@ -75,11 +77,11 @@ def draw(found: Mapping[str, Sequence[Row]], out: Path) -> None:
 
 
 def main() -> int:
-    options = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
-    files = [Path(a) for a in sys.argv[1:] if "=" not in a]
-    if not files or set(options) != {"out"}:
-        print("usage: python -m results.turns BENCH.json ... out=FILE.png", file=sys.stderr)
+    usage = "results.turns BENCH.json ... out=FILE.png"
+    parsed = arguments.parse(sys.argv[1:], ("out",), usage, at_least=1, needed=("out",))
+    if parsed is None:
         return 2
+    files, options = list(map(Path, parsed[0])), parsed[1]
     try:
         draw(load(files), Path(options["out"]))
     except (OSError, ValueError) as error:

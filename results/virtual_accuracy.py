@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from results import stats
-from results.load import check_comparable, load, name
+from results import arguments, stats
+from results.load import check_comparable, labels, load
 from results.runs import Run
 from results.stats import Estimate
 
+USAGE = "results.virtual_accuracy FOLDER [of=stream] [within=2] [out=NAME.md]"
 POINTS = 100.0
 MOST_SEEDS = 10_000
 
@@ -75,12 +76,12 @@ def compare(runs: Sequence[Run], of: str, within: float) -> list[Difference]:
         raise ValueError(f"{real[0]}: not in virtual time; results.sweep compares real runs")
     check_comparable(runs, ())
     by_name: dict[str, dict[int, Run]] = {}
-    for run in runs:
+    for run, label in zip(runs, labels(runs), strict=True):
         if run.get("accuracy", "final") is None:
             raise ValueError(f"{run.name}: nothing was evaluated; take evaluation.final=true")
-        if run.seed in by_name.setdefault(name(run), {}):
-            raise ValueError(f"{run.name}: seed {run.seed} of {name(run)} is there twice")
-        by_name[name(run)][run.seed] = run
+        if run.seed in by_name.setdefault(label, {}):
+            raise ValueError(f"{run.name}: seed {run.seed} of {label} is there twice")
+        by_name[label][run.seed] = run
     leading = [label for label in by_name if label == of or label.split(",")[0] == of]
     if len(leading) != 1:
         raise ValueError(f"of={of}: one of {'; '.join(sorted(by_name))} is needed")
@@ -142,21 +143,19 @@ def markdown(found: Sequence[Difference], of: str, ran_on: str, budget: str) -> 
 
 
 def main() -> int:
-    options = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
-    folders = [a for a in sys.argv[1:] if "=" not in a]
-    if len(folders) != 1 or set(options) - {"of", "within", "out"}:
-        usage = "python -m results.virtual_accuracy FOLDER [of=stream] [within=2] [out=NAME.md]"
-        print(f"usage: {usage}", file=sys.stderr)
+    parsed = arguments.parse(sys.argv[1:], ("of", "within", "out"), USAGE)
+    if parsed is None:
         return 2
+    (folder,), options = parsed
     of = options.get("of", "stream")
     try:
         within = float(options.get("within", "2"))
-        loaded = load(folders[0])
+        loaded = load(folder)
         if not loaded.runs:
             raise ValueError("no finished run to compare")
         found = compare(loaded.runs, of, within)
     except ValueError as error:
-        print(f"error: {folders[0]}: {error}", file=sys.stderr)
+        print(f"error: {folder}: {error}", file=sys.stderr)
         return 2
     for left in loaded.left_out:
         print(f"left out: {left}", file=sys.stderr)

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from results import arguments
 from results.load import load
 from results.runs import Run
 
+USAGE = "results.virtual_sweeps FOLDER vary=KEY [out=NAME.md]"
 BASELINE = "sync"
 PAYS = 1.01  # below it the schedules are equal, for who plans a run
 
@@ -112,17 +114,15 @@ def markdown(found: Sequence[Point], key: str) -> str:
 
 
 def main() -> int:
-    options = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
-    folders = [a for a in sys.argv[1:] if "=" not in a]
-    if len(folders) != 1 or not options.get("vary") or set(options) - {"vary", "out"}:
-        usage = "usage: python -m results.virtual_sweeps FOLDER vary=KEY [out=NAME.md]"
-        print(usage, file=sys.stderr)
+    parsed = arguments.parse(sys.argv[1:], ("vary", "out"), USAGE, needed=("vary",))
+    if parsed is None:
         return 2
+    (folder,), options = parsed
     try:
-        loaded = load(folders[0])
+        loaded = load(folder)
         table = markdown(points(loaded.runs, options["vary"]), options["vary"])
     except ValueError as error:
-        print(f"error: {folders[0]}: {error}", file=sys.stderr)
+        print(f"error: {folder}: {error}", file=sys.stderr)
         return 2
     for left in loaded.left_out:
         print(f"left out: {left}", file=sys.stderr)
