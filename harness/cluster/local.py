@@ -14,7 +14,7 @@ from typing import Any
 from harness.protocols import UsageError
 
 # A heap that is never handed back: default malloc page-faults cost a third of the time here.
-_MALLOC = {
+MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
     "MALLOC_TRIM_THRESHOLD_": "2000000000",
     "MALLOC_TOP_PAD_": "200000000",
@@ -51,7 +51,7 @@ class Worker:
     async def start(self) -> None:
         """Start the process and wait until its service object is built."""
         ours, theirs = Pipe()
-        env = os.environ | _MALLOC
+        env = os.environ | MALLOC
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             env[name] = str(self._threads)
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -220,24 +220,25 @@ class TorchEngine:
             tokens += session.context[chunk.start : end]
             positions += range(chunk.start, end)
             slots += [chunk.slot] * chunk.length
+        read = len(tokens) - span
+        fed = torch.from_numpy(np.array((tokens, positions, slots)))
         hidden = self._decoder.forward(
-            torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots),
+            *fed,
             decoding=span,
             used=1 + max((s.cached for s in decoders), default=-1),
             chunks=chunks,
         )  # fmt: skip
-        speakers, rows, row = list(decoders), [_slot(s) for s in decoders], span
+        speakers, rows = list(decoders), [_slot(s) for s in decoders]
         for session in decoders:
             session.cached += 1
-        for session, chunk in zip(readers, chunks, strict=True):
-            row += chunk.length
+        for row, (session, chunk) in enumerate(zip(readers, chunks, strict=True), start=span):
             session.cached += chunk.length
             if session.cached == len(session.context):  # its prompt is read: it speaks at once
                 speakers.append(session)
-                rows.append(row - 1)
+                rows.append(row)
         if speakers:
             self._speak(speakers, hidden[torch.tensor(rows)])
-        self._record(started_s, len(speakers), len(tokens) - span)
+        self._record(started_s, len(speakers), read)
 
     def _admit(self) -> None:
         """Give slots to waiting sessions, in order: a free one, else that of the longest idle; none

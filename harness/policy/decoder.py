@@ -2,22 +2,25 @@
 
 Serving only; the learner uses transformers' own classes. At a million parameters the overhead of
 each tensor operation decides the speed, so one call of `Decoder.forward` advances every decoding
-slot by one token and feeds new prompts at the same time, in about fourteen operations a layer:
-query, key and value share one product, the gate and up projections another, rotary embedding is one
-complex multiplication, and the linear layers see decoded and prompt tokens as one flat list without
-padding.
+slot by one token and feeds new prompts at the same time, in about twenty operations a layer: query,
+key and value share one product, the gate and up projections another, a norm's weight is part of the
+product behind it, rotary embedding is one complex multiplication in place, keys and values are
+written at once, and the linear layers see decoded and prompt tokens as one flat list without
+padding. The last layer computes of a prompt only what is asked for: its last token.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from harness.policy import pages
 from harness.policy.architecture import DecoderConfig
 from harness.protocols import UsageError
 
@@ -31,8 +34,25 @@ class Chunk:
     length: int
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """Rows of a chunk that look at the first `end` columns of its slot: all of them, each those
+    before it (no mask), or what the mask has."""
+
+    slot: int
+    end: int
+    rows: int
+    mask: torch.Tensor | None
+
+
+def _scaled(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / ‖x‖ over the last dimension: an RMS norm without its weight and the root of its width."""
+    return (x * x).sum(-1, keepdim=True).add_(x.shape[-1] * eps).rsqrt_()
+
+
 class _Layer:
-    """One layer's weights, fused: `qkv` (q, k, v stacked), `gate_up` (gate, up stacked)."""
+    """One layer's weights, fused: `qkv` (q, k, v stacked), `gate_up` (gate, up stacked), each with
+    the norm before it; norms have the root of their width in them."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], prefix: str, config: DecoderConfig):
         def get(name: str) -> torch.Tensor:
@@ -53,15 +73,17 @@ class _Layer:
                 get("self_attn.v_proj"),
             ]
         )
+        root = c.hidden_size**0.5
+        self.qkv *= get("input_layernorm") * root
         self.qk_norm = None
         if c.qk_norm:
             q, k = get("self_attn.q_norm")[order], get("self_attn.k_norm")[order]
             self.qk_norm = torch.cat([q.expand(c.heads, -1), k.expand(c.kv_heads, -1)])
+            self.qk_norm *= c.head_dim**0.5
         self.out_t = get("self_attn.o_proj").t().contiguous()
         self.gate_up = torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")])
+        self.gate_up *= get("post_attention_layernorm") * root
         self.down_t = get("mlp.down_proj").t().contiguous()
-        self.input_norm = get("input_layernorm")
-        self.mlp_norm = get("post_attention_layernorm")
 
 
 class Decoder:
@@ -74,12 +96,16 @@ class Decoder:
         # One more column than tokens: slots that are not decoding write there and disturb nothing.
         self._columns = max_context + 1
         shape = (c.layers, 2, slots, c.kv_heads, self._columns, c.head_dim)
-        self._cache = torch.zeros(shape)
+        self._cache = pages.zeros(shape)
+        self._keys, self._values = self._cache.unbind(1)
+        self._cells = self._cache.view(c.layers, -1, c.head_dim).unbind()
         inverse = c.rope_theta ** -(torch.arange(0, c.head_dim, 2).float() / c.head_dim)
         angles = torch.outer(torch.arange(self._columns).float(), inverse)
         self._rope = torch.polar(torch.ones_like(angles), angles)[:, None]  # columns, 1, D/2
         self._columns_range = torch.arange(self._columns)
-        self._heads_range = torch.arange(c.kv_heads) * self._columns
+        # The cells of a position: of its keys, then of its values.
+        heads = torch.arange(c.kv_heads)
+        self._heads_range = torch.cat([heads, slots * c.kv_heads + heads]) * self._columns
         self.load(folder)
 
     def load(self, path: str | Path) -> None:
@@ -112,7 +138,8 @@ class Decoder:
         used: int,
         chunks: Sequence[Chunk],
     ) -> torch.Tensor:
-        """Hidden states (N, hidden) before the final norm; keys and values go into the cache.
+        """Hidden states (decoding + chunks, hidden) before the final norm: of every decoding slot,
+        then of each chunk's last token. Keys and values go into the cache.
 
         The first `decoding` rows are slots 0 to decoding - 1, one token each, of which no more than
         `used` columns hold keys; a row that should be idle has position `max_context`. The
@@ -120,27 +147,30 @@ class Decoder:
         """
         c = self.config
         rows = tokens_N.shape[0]
-        qk_heads = c.heads + c.kv_heads
+        rotated = c.heads + c.kv_heads
         x = self._embedding[tokens_N]
         rope = self._rope[positions_N]
         cells = slots_N * (c.kv_heads * self._columns) + positions_N
         cells = (cells[:, None] + self._heads_range).view(-1)
         bias = self._decode_bias(positions_N[:decoding], used) if decoding else None
-        masks = [self._chunk_mask(chunk) for chunk in chunks]
-        for layer, (keys, values) in zip(self._layers, self._cache, strict=True):
-            h = F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.norm_eps)
-            qkv = F.linear(h, layer.qkv).view(rows, qk_heads + c.kv_heads, c.head_dim)
-            qk, v = qkv[:, :qk_heads], qkv[:, qk_heads:]
+        readings = [self._reading(chunk) for chunk in chunks]
+        for number, layer in enumerate(self._layers):
+            h = x * _scaled(x, c.norm_eps)
+            qkv = F.linear(h, layer.qkv).view(rows, rotated + c.kv_heads, c.head_dim)
+            qk = qkv[:, :rotated]
             if layer.qk_norm is not None:
-                qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * layer.qk_norm
-            pairs = torch.view_as_complex(qk.reshape(rows, qk_heads, c.head_dim // 2, 2))
-            qk = torch.view_as_real(pairs * rope).view(rows, qk_heads, c.head_dim)
-            q, k = qk[:, : c.heads], qk[:, c.heads :]
-            keys.view(-1, c.head_dim).index_copy_(0, cells, k.reshape(-1, c.head_dim))
-            values.view(-1, c.head_dim).index_copy_(0, cells, v.reshape(-1, c.head_dim))
-            mixed = self._attend(q, keys, values, decoding, used, bias, chunks, masks)
+                qk.mul_(_scaled(qk, c.norm_eps)).mul_(layer.qk_norm)
+            torch.view_as_complex(qk.unflatten(2, (-1, 2))).mul_(rope)
+            q, kv = qkv[:, : c.heads], qkv[:, c.heads :]
+            self._cells[number].index_copy_(0, cells, kv.reshape(-1, c.head_dim))
+            if chunks and number == c.layers - 1:
+                heard = self._heard(decoding, chunks)
+                q, x = q[heard], x[heard]
+                readings = [replace(reading, rows=1, mask=None) for reading in readings]
+            keys, values = self._keys[number], self._values[number]
+            mixed = self._attend(q, keys, values, decoding, used, bias, readings)
             x = torch.addmm(x, mixed, layer.out_t)
-            h = F.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.norm_eps)
+            h = x * _scaled(x, c.norm_eps)
             gate, up = F.linear(h, layer.gate_up).chunk(2, dim=1)
             x = torch.addmm(x, F.silu(gate).mul_(up), layer.down_t)
         return x
@@ -160,16 +190,22 @@ class Decoder:
 
     def _decode_bias(self, positions_B: torch.Tensor, used: int) -> torch.Tensor:
         """0 where a slot may look, -inf elsewhere: (slots x kv heads, 1, used)."""
-        hidden = self._columns_range[:used] > positions_B[:, None]
-        bias = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-        heads = self.config.kv_heads
-        return bias[:, None].expand(-1, heads, -1).reshape(-1, 1, used)
+        positions = positions_B.repeat_interleave(self.config.kv_heads)
+        hidden = self._columns_range[:used] > positions[:, None, None]
+        return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
-    def _chunk_mask(self, chunk: Chunk) -> torch.Tensor | None:
-        if chunk.start == 0:
-            return None  # plain causal
+    def _reading(self, chunk: Chunk) -> _Reading:
         end = chunk.start + chunk.length
-        return self._columns_range[:end] <= self._columns_range[chunk.start : end, None]
+        mask = None
+        if chunk.start and chunk.length > 1:
+            mask = self._columns_range[:end] <= self._columns_range[chunk.start : end, None]
+        return _Reading(chunk.slot, end, chunk.length, mask)
+
+    @staticmethod
+    def _heard(decoding: int, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """The rows whose hidden states are asked for."""
+        ends = itertools.accumulate((chunk.length for chunk in chunks), initial=decoding - 1)
+        return torch.tensor([*range(decoding), *list(ends)[1:]])
 
     def _attend(
         self,
@@ -179,8 +215,7 @@ class Decoder:
         decoding: int,
         used: int,
         bias: torch.Tensor | None,
-        chunks: Sequence[Chunk],
-        masks: Sequence[torch.Tensor | None],
+        readings: Sequence[_Reading],
     ) -> torch.Tensor:
         c = self.config
         width = c.heads * c.head_dim
@@ -195,16 +230,15 @@ class Decoder:
             scores = torch.baddbmm(bias, query, k.transpose(1, 2), alpha=c.head_dim**-0.5)
             parts.append(torch.bmm(torch.softmax(scores, -1), v).view(decoding, width))
         row = decoding
-        for chunk, mask in zip(chunks, masks, strict=True):
-            end = chunk.start + chunk.length
+        for reading in readings:
             mixed = F.scaled_dot_product_attention(
-                q[None, row : row + chunk.length].transpose(1, 2),
-                keys[None, chunk.slot, :, :end],
-                values[None, chunk.slot, :, :end],
-                attn_mask=mask,
-                is_causal=mask is None,
+                q[None, row : row + reading.rows].transpose(1, 2),
+                keys[None, reading.slot, :, : reading.end],
+                values[None, reading.slot, :, : reading.end],
+                attn_mask=reading.mask,
+                is_causal=reading.mask is None and reading.rows > 1,
                 enable_gqa=c.heads != c.kv_heads,
             )
-            parts.append(mixed.transpose(1, 2).reshape(chunk.length, width))
-            row += chunk.length
+            parts.append(mixed.transpose(1, 2).reshape(reading.rows, width))
+            row += reading.rows
         return parts[0] if len(parts) == 1 else torch.cat(parts)

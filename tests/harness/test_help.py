@@ -12,6 +12,7 @@ GUARDED = (
     "harness.paired",
     "harness.policy.unpack",
     "harness.relearn",
+    "harness.throughput",
     "thundersync.parity",
 )
 

@@ -42,9 +42,12 @@ def build(kind: str, folder: Path) -> torch.nn.Module:
 
 
 @torch.inference_mode()
-def run(decoder: Decoder, slot_tokens: dict[int, list[int]], chunk: int) -> dict[int, torch.Tensor]:
-    """Logits of every position, prompts fed `chunk` tokens at a time, all slots side by side."""
-    hidden: dict[int, list[torch.Tensor]] = {slot: [] for slot in slot_tokens}
+def run(
+    decoder: Decoder, slot_tokens: dict[int, list[int]], chunk: int
+) -> dict[int, dict[int, torch.Tensor]]:
+    """By slot and position the logits of every chunk's last token; prompts fed `chunk` tokens at a
+    time, all slots side by side."""
+    logits: dict[int, dict[int, torch.Tensor]] = {slot: {} for slot in slot_tokens}
     for start in range(0, max(map(len, slot_tokens.values())), chunk):
         chunks = [
             Chunk(slot, start, len(tokens[start : start + chunk]))
@@ -60,9 +63,9 @@ def run(decoder: Decoder, slot_tokens: dict[int, list[int]], chunk: int) -> dict
             torch.tensor([c.slot for c in chunks for _ in range(c.length)]),
             decoding=0, used=0, chunks=chunks,
         )  # fmt: skip
-        for c, part in zip(chunks, x.split([c.length for c in chunks]), strict=True):
-            hidden[c.slot].append(part)
-    return {slot: decoder.logits(torch.cat(parts)) for slot, parts in hidden.items()}
+        for c, row in zip(chunks, decoder.logits(x), strict=True):
+            logits[c.slot][c.start + c.length - 1] = row
+    return logits
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
@@ -72,10 +75,12 @@ def test_prefill_equals_transformers(kind: str, tmp_path: Path) -> None:
     slot_tokens = {0: tokens[0].tolist(), 2: tokens[1, :23].tolist(), 3: tokens[2].tolist()}
     with torch.inference_mode():
         expected = {slot: model(torch.tensor([ids])).logits[0] for slot, ids in slot_tokens.items()}
-    for chunk in (40, 7, 1):
+    for chunk in (40, 7, 2, 1):
         got = run(Decoder(tmp_path, slots=4, max_context=48), slot_tokens, chunk)
         for slot, logits in expected.items():
-            torch.testing.assert_close(got[slot], logits, rtol=1e-4, atol=1e-4)
+            assert len(got[slot]) == -(-len(logits) // chunk)
+            for position, row in got[slot].items():
+                torch.testing.assert_close(row, logits[position], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
@@ -99,11 +104,8 @@ def test_decoding_step_by_step_beside_a_prompt_equals_transformers(
                 torch.tensor([0, 1, 2, 4, 4]),
                 decoding=3, used=max(at[:2]) + 1, chunks=[chunk],
             )  # fmt: skip
-            got = decoder.logits(x[[0, 1, 3, 4]])
-            rows = [
-                expected[0, at[0]], expected[1, at[1]],
-                expected[2, 2 * step], expected[2, 2 * step + 1],
-            ]  # fmt: skip
+            got = decoder.logits(x[[0, 1, 3]])
+            rows = [expected[0, at[0]], expected[1, at[1]], expected[2, 2 * step + 1]]
             torch.testing.assert_close(got, torch.stack(rows), rtol=1e-4, atol=1e-4)
 
 
@@ -112,7 +114,7 @@ def test_swapped_slots_keep_their_keys(tmp_path: Path) -> None:
     decoder = Decoder(tmp_path, slots=3, max_context=32)
     tokens = list(range(10))
     with torch.inference_mode():
-        whole = run(decoder, {0: tokens}, chunk=10)[0][-1]
+        whole = run(decoder, {0: tokens}, chunk=10)[0][9]
         run(decoder, {0: tokens[:9], 1: tokens[::-1]}, chunk=10)
         decoder.swap(0, 2, columns=9)
         x = decoder.forward(

@@ -38,7 +38,7 @@ def test_learner_and_engine_read_the_same_weights() -> None:
         expected = model(torch.tensor([prompt])).logits[0]
         hidden = decoder.forward(
             torch.tensor(prompt), torch.arange(len(prompt)), torch.zeros(len(prompt)).long(),
-            decoding=0, used=0, chunks=[Chunk(0, 0, len(prompt))],
+            decoding=0, used=0, chunks=[Chunk(0, at, 1) for at in range(len(prompt))],
         )  # fmt: skip
         torch.testing.assert_close(decoder.logits(hidden), expected, rtol=1e-4, atol=1e-4)
     assert model.config.vocab_size == chat.vocab_size

@@ -105,7 +105,7 @@ def test_the_engine_serves_merged_weights_and_training_goes_on_undisturbed(tmp_p
     with torch.inference_mode():
         hidden = decoder.forward(
             torch.tensor(TOKENS), torch.arange(len(TOKENS)), torch.zeros(len(TOKENS)).long(),
-            decoding=0, used=0, chunks=[Chunk(0, 0, len(TOKENS))],
+            decoding=0, used=0, chunks=[Chunk(0, at, 1) for at in range(len(TOKENS))],
         )  # fmt: skip
         served = log_softmax(decoder.logits(hidden), -1)
     learnt, started = (log_softmax(logits(m), -1) for m in (learner.model, plain))

@@ -1,0 +1,1 @@
+"""Engines side by side: the same requests for each (python -m harness.throughput)."""
