@@ -13,7 +13,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import continuation
+from harness import continuation, launching
 from harness.cluster.worker import load
 from harness.config import Config, flatten
 from harness.protocols import UsageError
@@ -54,6 +54,8 @@ def by_schedule(name: str, values: DictConfig) -> Any:
 # At import: a sweep's worker processes import this module before they read the config.
 OmegaConf.register_new_resolver("free_folder", free_folder, use_cache=True, replace=True)
 OmegaConf.register_new_resolver("by_schedule", by_schedule, replace=True)
+OmegaConf.register_new_resolver("slurm_gpus", launching.gpus, replace=True)
+OmegaConf.register_new_resolver("slurm_cpus", launching.cpus, replace=True)
 
 
 def register() -> None:
@@ -132,6 +134,8 @@ def explain(error: Exception) -> str:
 
 def _missing_option(error: MissingConfigException) -> str:
     group, _, option = str(error.missing_cfg_file).rpartition("/")
+    if group == "hydra/launcher" and (line := launching.missing(option)):
+        return line
     there = ", ".join(sorted(error.options or ()))
     if not group:
         return f"{option}: no such configuration file"

@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,20 @@ def alone(config: Config, folder: Path) -> Iterator[None]:
                 f"resume={config.resume}: {folder} is being written by a run that is still alive"
             ) from None
         yield
+
+
+def way_on(folder: Path, arguments: Sequence[str], sweep: bool) -> str:
+    """For the line of a run that did not end well: its newest checkpoint and the command that goes
+    on from it; `arguments` are those of the command that ended. Empty where there is none."""
+    there = checkpoint.listed(folder)
+    if not there:
+        return ""
+    if sweep:
+        said = f"the sweep's command with hydra.sweep.dir={folder.parent} resume=auto"
+    else:
+        kept = [a for a in arguments if not a.startswith(("resume=", "hydra.run.dir="))]
+        said = f"python -m harness.run {shlex.join([*kept, f'resume={folder}'])}"
+    return f"go on from checkpoint {there[0].name}: {said}"
 
 
 def played_again(state: Mapping[str, Any], config: Config) -> bool:

@@ -40,7 +40,7 @@ def main(
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from harness import composition, job, multirun
+    from harness import composition, job, launching, multirun
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched at run time
@@ -51,7 +51,8 @@ def main(
             _hydra(task, check, config_name)
         except Interrupted as interrupted:
             code = interrupted.exit_code
-            fail(f"interrupted by signal {interrupted.signum}")
+            notes = getattr(interrupted, "__notes__", [])  # how to go on
+            fail("; ".join([f"interrupted by signal {interrupted.signum}", *notes]))
         except UsageError as error:
             code = 2
             fail(str(error))
@@ -61,6 +62,12 @@ def main(
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             code = 2
             fail(composition.explain(error))
+        except RuntimeError as error:
+            line = launching.explain(error)
+            if line is None:
+                raise
+            code = 1
+            fail(line)
     sweep = multirun.current()
     if sweep is not None:
         sweep.close({0: "finished", 130: "interrupted", 143: "interrupted"}.get(code, "failed"))

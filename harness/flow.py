@@ -49,7 +49,11 @@ class LiveFlow(Events):
 
     `begin(number, sink)` starts the next group, of `group_size` trajectories. No more than `room`
     trajectories roll out at once (verification not counted), but for a single group that needs
-    more; `most` is how many groups the budget could use at all."""
+    more; `most` is how many groups the budget could use at all.
+
+    In a run that goes on groups of later versions may be there at once. There a group is closed for
+    the schedule once the learner has the newest version that made its tokens: else it would be
+    trained on before the groups that this version comes from."""
 
     def __init__(
         self,
@@ -72,11 +76,13 @@ class LiveFlow(Events):
         self._room = room
         self._most = most
         self._allowed = 0
+        self._holds = resumed is not None
         resumed = resumed or Resumed(0, 0, 0, {})
         self._again = dict(resumed.again)
         self._begun = resumed.begun - len(self._again)
         self._replaced, self._batches = resumed.replaced, resumed.batches
         self._open: dict[int, Group] = {}
+        self._early: dict[int, GroupClosed] = {}  # of `_open`: for a later version
         self._rolling: set[tuple[int, int]] = set()
         self._times: dict[int, tuple[float, float]] = {}  # began, closed
         self._versions: dict[int, int] = dict(self._again)
@@ -89,6 +95,9 @@ class LiveFlow(Events):
     def allow(self, groups: int) -> None:
         """How many groups may have been begun, all told."""
         self._allowed = groups if self._most is None else min(groups, self._most)
+        for event in list(self._early.values()):
+            if _newest(event.group) <= self._run.version:
+                self._close(event)
         self._fill()
 
     def _fill(self) -> None:
@@ -126,10 +135,13 @@ class LiveFlow(Events):
         if self._failure is not None:
             return  # the run is over, and this event's group with it
         if isinstance(event, GroupClosed):
-            number = event.group.group
-            self._open.pop(number)
-            self._times[number] = (self._times[number][0], self._clock.now())
-        elif isinstance(event, TrajectoryFinished):
+            if self._holds and _newest(event.group) > self._run.version:
+                self._early[event.group.group] = event
+                self._queue.put_nowait(None)  # `next` looks again
+            else:
+                self._close(event)
+            return
+        if isinstance(event, TrajectoryFinished):
             self._rolling.discard(_place(event.trajectory))
         elif isinstance(event, TrajectoryLost):
             if event.final:
@@ -139,8 +151,18 @@ class LiveFlow(Events):
         self.put(event)
         self._fill()
 
+    def _close(self, event: GroupClosed) -> None:
+        number = event.group.group
+        self._open.pop(number)
+        self._early.pop(number, None)
+        self._times[number] = (self._times[number][0], self._clock.now())
+        self.put(event)
+        self._fill()
+
     def fail(self, error: BaseException) -> None:
         if isinstance(error, BudgetEnded):
+            for event in list(self._early.values()):  # closed before, and paid for
+                self._close(event)
             self._open.clear()  # it is discarded
         super().fail(error)
 
@@ -156,6 +178,9 @@ class LiveFlow(Events):
         while True:
             if self._failure is not None and (self._queue.empty() or not self._paid):
                 raise self._failure
+            if self._queue.empty() and self._early and len(self._early) == len(self._open):
+                # Nothing else is under way that could bring the version: what is least ahead.
+                self._close(min(self._early.values(), key=lambda event: _newest(event.group)))
             if self._queue.empty() and not self._open:
                 if self._waiting:
                     raise self._run.budget.ended()
@@ -194,6 +219,12 @@ class LiveFlow(Events):
         batch.last_event_s = max(closed for _, closed in times)
         batch.started_s = self._run.updated_s
         return batch
+
+
+def _newest(group: Group) -> int:
+    """The newest version that made any of its tokens; 0 where there are none."""
+    spans = (span.version for t in group.trajectories for span in t.version_spans)
+    return max(spans, default=0)
 
 
 def _place(trajectory: Trajectory) -> tuple[int, int]:

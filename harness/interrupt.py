@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM as one exception, so that clean-up runs first and the exit code says which."""
+"""SIGINT, SIGTERM and a launcher's signal as one exception: clean-up runs first, the exit code says
+which."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from harness.virtual import VirtualClock
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LAUNCHER = (signal.SIGUSR1, signal.SIGUSR2)
 _COLLECT = (50_000, 20, 20)
 """Garbage thresholds in virtual time: trajectories live until their update ends, so that looking
 through the young ones finds next to nothing, and takes a tenth of a run."""
@@ -32,15 +34,29 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
 
+def _signals() -> list[signal.Signals]:
+    """What ends a run: also the signal by which a cluster's launcher is told that its job has to
+    make room, where one has set a handler for it."""
+    return [*_SIGNALS, *(n for n in _LAUNCHER if callable(signal.getsignal(n)))]
+
+
+def hand_back(interrupted: Interrupted) -> None:
+    """After the clean-up of a job that had to make room: the launcher's own handler queues it again
+    and ends the process. Nothing for any other interruption."""
+    if interrupted.signum in _LAUNCHER:
+        signal.raise_signal(interrupted.signum)
+
+
 @contextlib.contextmanager
 def signals_raise(first: Callable[[int], None] = lambda signum: None) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM raise `Interrupted` in the main thread, after `first`."""
+    """Within the block the signals that end a run raise `Interrupted` in the main thread, after
+    `first`."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         first(signum)
         raise Interrupted(signum)
 
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    before = {number: signal.signal(number, stop) for number in _signals()}
     try:
         yield
     finally:
@@ -55,7 +71,7 @@ def run_virtual(clock: VirtualClock, coroutine: Coroutine[Any, Any, T]) -> T:
     def stop(signum: int, frame: FrameType | None) -> None:
         clock.interrupt(Interrupted(signum))
 
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    before = {number: signal.signal(number, stop) for number in _signals()}
     thresholds = gc.get_threshold()
     gc.set_threshold(*_COLLECT)
     try:
@@ -80,11 +96,11 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
                 caught.append(number)
                 task.cancel()
 
-        for number in _SIGNALS:
+        for number in _signals():
             loop.add_signal_handler(number, stop, number)
         return await coroutine
 
-    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    previous = {number: signal.getsignal(number) for number in _signals()}
     try:
         return asyncio.run(supervised())
     except asyncio.CancelledError:

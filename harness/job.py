@@ -13,8 +13,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from harness import composition, continuation, multirun
+from harness.cluster.local import WorkerEnded
 from harness.config import Config
-from harness.interrupt import Interrupted, signals_raise
+from harness.interrupt import Interrupted, hand_back, signals_raise
 from harness.protocols import InfrastructureError, UsageError
 from harness.validation import check_trains, validate
 
@@ -51,27 +52,44 @@ def run(node: DictConfig) -> None:
             signals_raise(multirun.pass_on),
         ):
             check(config)
+            launcher = HydraConfig.get().runtime.choices.get("launcher")
+            if alone and launcher is not None:
+                raise UsageError(f"launcher={launcher}: starts the jobs of a sweep; add -m")
             if not alone and config.resume not in (None, continuation.AUTO):
                 raise UsageError(
                     f"resume={config.resume}: a sweep has a folder for each job; take resume=auto "
                     "with hydra.sweep.dir=DIR of the sweep that is to go on"
                 )
             _execute(config, folder)
-    except Interrupted:
+    except Interrupted as interrupted:
         _leave_summary(config, folder, "interrupted")
+        if way_on := continuation.way_on(folder, sys.argv[1:], not alone):
+            interrupted.add_note(way_on)
+        hand_back(interrupted)
         raise
-    except (UsageError, InfrastructureError) as error:
+    except UsageError as error:
         _leave_summary(config, folder, "failed")
-        if alone and isinstance(error, UsageError):
+        if alone:
             raise
-        if not alone:  # of a sweep's errors only the first comes out at its end
-            log.error("%s: %s", folder.name, error)
-        raise JobFailed(str(error)) from None
+        raise _failed(str(error), folder, alone) from None
+    except (InfrastructureError, WorkerEnded) as error:  # nothing that a trace would explain
+        _leave_summary(config, folder, "failed")
+        raise _failed(str(error), folder, alone, resumable=True) from None
     except Exception as error:
         # The one place where every error of a run ends: it is logged whole and the sweep goes on.
         log.exception("the run failed; its folder is %s", folder)
         _leave_summary(config, folder, "failed")
-        raise JobFailed(f"{type(error).__name__}: {error}") from None
+        said = f"{type(error).__name__}: {error}"
+        raise _failed(said, folder, alone, resumable=True) from None
+
+
+def _failed(said: str, folder: Path, alone: bool, resumable: bool = False) -> JobFailed:
+    """Of a sweep's errors only the first comes out at its end: each is logged."""
+    way_on = continuation.way_on(folder, sys.argv[1:], not alone) if resumable else ""
+    line = f"{said}; {way_on}" if way_on else said
+    if not alone:
+        log.error("%s: %s", folder.name, line)
+    return JobFailed(line)
 
 
 def _execute(config: Config, folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 _CLEAN_UP_LIMIT_S = 60.0
 
 _RUNNING = ".running-"
+_WORKERS = ("LokyProcess", "submitit.local._local")  # of launchers on this machine
 
 _current: Multirun | None = None
 
@@ -41,7 +42,8 @@ def pass_on(signum: int) -> None:
 
     if _current is None:
         return
-    workers = [p for p in psutil.Process().children() if "LokyProcess" in " ".join(p.cmdline())]
+    children = [(p, " ".join(p.cmdline())) for p in psutil.Process().children()]
+    workers = [p for p, command in children if any(name in command for name in _WORKERS)]
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.send_signal(signum)

@@ -62,7 +62,7 @@ class TurnGradients:
         if chunk_tokens < 1:
             raise UsageError(f"segments.chunk_tokens={chunk_tokens}: take at least 1")
         self._model, self._temperature, self._way = model, temperature, way
-        self._limit, self._chunk_tokens = max_live_bytes, chunk_tokens
+        self.max_live_bytes, self._chunk_tokens = max_live_bytes, chunk_tokens
         self._weights = list(model.parameters())
         own = [p for p in self._weights if p.requires_grad]
         self.parameters = list(parameters) if parameters is not None else own
@@ -219,12 +219,14 @@ class TurnGradients:
         return self._way == "retain" and tokens >= self.retain_from
 
     def _fits(self, more_bytes: int) -> bool:
-        return self._limit is None or self.live_bytes + more_bytes <= self._limit
+        return self.max_live_bytes is None or self.live_bytes + more_bytes <= self.max_live_bytes
 
     def _fell(self, trajectory_id: str, turn: int, way: Way, needed_bytes: float) -> None:
-        assert self._limit is not None
+        assert self.max_live_bytes is not None
         self._fallbacks.append(
-            Fallback(trajectory_id, turn, way, self.live_bytes, int(needed_bytes), self._limit)
+            Fallback(
+                trajectory_id, turn, way, self.live_bytes, int(needed_bytes), self.max_live_bytes
+            )
         )
 
     def _make_room(self, trajectory_id: str, held: Held, turn: int, end: int) -> Store | None:

@@ -277,12 +277,14 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         """Weights and optimizer state into a checkpoint's folder, and what else there is, as JSON;
         at the end of an update, when totals and ledgers are empty."""
         saved.write(folder, self._placement, self._named(), self.optimizer)
-        return {"version": self.version}
+        return {"version": self.version, "turns": self.turn_settings()}
 
     def restore(self, folder: str, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint's learner ended. Raises UsageError for another policy's."""
         saved.read(folder, self._placement, self._named(), self.optimizer)
         self.version = state["version"]
+        if self._turns is not None and state["turns"] is not None:
+            self._turns.settle(state["turns"])
 
     def _named(self) -> dict[str, torch.nn.Parameter]:
         parameters = self._layout.parameters

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,6 +40,7 @@ class Gradients(Protocol):
     """What is asked of the class behind `segments.target`."""
 
     retain_from: int
+    max_live_bytes: int | None
     beside_bytes: int
     live_bytes_peak: int
 
@@ -93,6 +94,11 @@ class Turns:
         """What was measured at start and decides which graphs are kept: with these the same turns
         give the same bits."""
         return {"retain_from": self._gradients.retain_from, "max_live_bytes": self._limit}
+
+    def settle(self, settings: Mapping[str, int | None]) -> None:
+        """Of a run that goes on: as was measured when it began, on whatever machine it goes on."""
+        self._gradients.retain_from = settings["retain_from"] or 0
+        self._gradients.max_live_bytes = self._limit = settings["max_live_bytes"]
 
     def holds(self, trajectory_id: str) -> bool:
         return trajectory_id in self._running

@@ -11,6 +11,7 @@ from typing import Any
 from harness.budget import Budget
 from harness.clock import WallClock
 from harness.config import BudgetConfig, Config, ObjectiveConfig
+from harness.flow import Resumed
 from harness.objectives.grpo import Grpo
 from harness.protocols import (
     Group,
@@ -47,6 +48,9 @@ class World:
     begun_while_learning: list[int] = field(default_factory=list)
     learning: bool = False
     training: Any = None
+    ended: dict[int, tuple[int, int]] = field(default_factory=dict)  # its tokens' versions
+    known: dict[int, tuple[int, int]] = field(default_factory=dict)  # the same of a killed run
+    resumed: Resumed | None = None
 
     # rollouts
 
@@ -56,12 +60,20 @@ class World:
         self.open[number] = (group, sink, self.engine_version)
         if self.learning:
             self.begun_while_learning.append(number)
+        if number in self.known:
+            asyncio.get_running_loop().call_soon(self._close_again, number)
         return group
+
+    def _close_again(self, number: int) -> None:
+        if number in self.open:
+            self.close(number)
 
     def close(self, number: int, *, dropped: bool = False) -> None:
         """Its trajectories end, the first with reward 1, the others with 0."""
         group, sink, began = self.open.pop(number)
-        spans = [VersionSpan(began, 1, 3), VersionSpan(self.engine_version, 3, 5)]
+        first, last = self.known.get(number, (began, self.engine_version))
+        self.ended[number] = first, last
+        spans = [VersionSpan(first, 1, 3), VersionSpan(last, 3, 5)]
         for index in range(self.group_size):
             trajectory = Trajectory(
                 f"{number}-{index}", group.task_id, group.difficulty, number, index, 0,
@@ -134,6 +146,8 @@ class World:
                 on_update=lambda row: None,
                 on_trajectory=lambda trajectory, batch: None,
             )
+            if self.resumed is not None:
+                self.training.resumed_flow, self.training.going_on = self.resumed, True
             closing = asyncio.create_task(outside(self))
             try:
                 await asyncio.wait_for(schedule.run(self.training), timeout=20)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from baselines.asynchronous import Asynchronous
 from baselines.sync import Sync
+from harness.flow import Resumed
 from tests.baselines.conftest import TASKS, World, closing_at_random, closing_in_order, settings
 
 
@@ -88,6 +89,31 @@ def test_tasks_come_in_the_seed_s_order_whatever_closes_when():
     synchronous = World()
     synchronous.run(Sync(settings()), 5, closing_in_order)
     assert orders[0] == [task for _, task, _ in synchronous.begun]
+
+
+@given(
+    bound=st.integers(1, 3),
+    queue=st.sampled_from(["fifo", "freshest"]),
+    stale=st.sampled_from(["wait", "drop", "keep"]),
+    lost=st.frozensets(st.integers(0, 11), max_size=4),
+    seed=st.integers(0, 2**20),
+)
+@hypothesis_settings(max_examples=40, deadline=None)
+def test_a_run_that_goes_on_trains_on_nothing_from_its_future(bound, queue, stale, lost, seed):
+    """Killed long after its checkpoint: all of its groups are there at once, but for some that had
+    not ended. None is trained on before the version that made its tokens, none is older than the
+    bound where none may be, and every update is made."""
+    first = World()
+    config = settings(max_staleness=bound, queue=queue, stale_groups=stale)
+    first.run(Asynchronous(config), 6, lambda w: closing_at_random(w, seed))
+    kept = {number: versions for number, versions in first.ended.items() if number not in lost}
+    again = World(known=kept, resumed=Resumed(0, 0, 0, {}))
+    run = again.run(Asynchronous(config), 6, lambda w: closing_at_random(w, seed + 1))
+    assert len(run.rows) == 6
+    for row in [] if lost else run.rows:
+        newest = max(kept.get(int(number), (0, 0))[1] for number in row["groups"].split())
+        assert newest < row["version"]  # which the step has made
+        assert row["staleness_max"] <= bound or stale == "keep"
 
 
 def test_one_straggler_holds_the_learner_only_when_it_would_be_too_old():

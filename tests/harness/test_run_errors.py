@@ -34,6 +34,7 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("env=swebnch", ("env=swebnch", "there is: simulated, swebench, swebench_virtual")),
         ("schedule=asink", ("schedule=asink", "there is: async, async_4, async_8, one_step_off")),
         ("experiment=compare_small schedule=one_step_off", ("has settings for sync, async, str",)),
+        ("-m launcher=slurm", ("hydra/launcher=submitit_slurm: the launcher's plugin is not ins",)),
         ("rollout.group_size=many", ("rollout.group_size=many", "Integer")),
         ("rollout.group_size=1", ("rollout.group_size=1", "groups of 2 or more")),
         ("policy.path=/no/such/policy", ("policy.path=/no/such/policy", "no such file")),

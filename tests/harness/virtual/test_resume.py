@@ -71,13 +71,14 @@ def killed_at(
         ["schedule=stream", "hardware=cpu2", "budget.kind=trajectories", "budget.limit=40"],
         ["schedule=async", "schedule.max_staleness=1"],
         ["schedule=one_step_off"],
+        ["schedule=stream", "schedule.release=turn", "checkpoint.every=2"],
     ],
-    ids=["sync", "auto", "shared-cores", "async", "one-step-off"],
+    ids=["sync", "auto", "shared-cores", "async", "one-step-off", "turns"],
 )  # fmt: skip
 def test_killed_at_three_moments_and_going_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> None:
-    overrides = [*overrides, FAILURES, "checkpoint.every=1"]
+    overrides = ["checkpoint.every=1", *overrides, FAILURES]
     copies = killed_at(tmp_path / "run", {5, 17, 33}, monkeypatch, *overrides)
     assert len(copies) == 3
     whole = left(tmp_path / "run")

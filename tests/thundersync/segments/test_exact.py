@@ -132,7 +132,7 @@ def test_one_trajectory_in_mixed_ways(exact_models: dict[str, Any]) -> None:
     turns = TurnGradients(model, TEMPERATURE, chunk_tokens=5)
     turns.begin("a")
     for n, (tokens, mask) in enumerate(taken.turns):
-        turns._limit = turns.live_bytes if n in (2, 3) else None
+        turns.max_live_bytes = turns.live_bytes if n in (2, 3) else None
         turns.extend("a", tokens, mask)
     found = zeros(model)
     done = turns.finish("a", [taken.weights_N], [found])
