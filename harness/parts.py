@@ -90,7 +90,7 @@ async def open_parts(
 
         starts = [asyncio.to_thread(slow_imports)]
         if config.agent.name == "policy":
-            from harness.engines.client import TorchEngineClient
+            from harness.engines.select import make_engine
             from harness.policy.load import resolve
             from harness.policy.tokenizer import ChatTokens
             from harness.teachers.select import make_teacher
@@ -103,13 +103,7 @@ async def open_parts(
                 )
                 check_prompts(environment, sorted(splits), chat, config.rollout, say)
             engine_cores, learner_cores = cores(config)
-            engine = TorchEngineClient(
-                folder,
-                slots=config.engine.slots,
-                max_context=config.rollout.max_context_tokens,
-                threads=config.schedule.engine_devices,
-                affinity=engine_cores,
-            )
+            engine = make_engine(config, folder, engine_cores)
             stack.push_async_callback(engine.close)
             starts.append(engine.start())
             if weights is not None:

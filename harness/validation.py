@@ -15,6 +15,7 @@ from environments.sandbox.options import check_mirrors
 from harness import continuation, schedule_rules, simulation
 from harness.cluster import devices, pinning
 from harness.config import Config, SandboxConfig, lookup
+from harness.engines import select as engines
 from harness.objectives import contradictions, exactness, offpolicy, opd
 from harness.objectives.estimators import ESTIMATORS
 from harness.policy import architecture, lora
@@ -44,7 +45,9 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "objective.normaliser_scope": ("batch", "micro_batch"),
     "policy.name": ("tiny", "smollm2", "hf", "simulated"),
     "teacher.name": ("torch", "recorded", "vllm"),
-    "engine.name": ("torch", "simulated"),
+    "engine.name": ("torch", "vllm", "simulated"),
+    "engine.device": ("cpu", "cuda"),
+    "engine.dtype": ("float32", "bfloat16", "float16"),
     "learner.name": ("torch", "simulated"),
     "learner.device": ("cpu", "cuda"),
     "learner.parallel": ("ddp", "fsdp"),
@@ -173,6 +176,7 @@ def validate(config: Config) -> None:
     if config.resume is not None and config.resume != continuation.AUTO:
         continuation.run_folder(config.resume)
     teachers.check(config)
+    engines.check(config)
     if config.policy.name != "simulated" and config.agent.name == "policy":
         folder = resolve(config.policy.path or config.policy.name)
         architecture.check(folder, config.rollout.max_context_tokens)

@@ -55,6 +55,12 @@ def check(config: Config) -> None:
             "schedule.placement=colocated: engine=torch decodes on the CPU and learner.device=cuda "
             "trains on GPUs, so they share no device; take schedule.placement=disaggregated"
         )
+    if config.engine.name == "vllm" and "cuda" in (config.engine.device, config.learner.device):
+        raise UsageError(
+            f"schedule.placement=colocated: engine=vllm does not hand the memory of a GPU over "
+            f"(engine.device={config.engine.device}, learner.device={config.learner.device}); take "
+            "schedule.placement=disaggregated"
+        )
     kl = config.objective.kl
     if kl.place == "reward" and kl.coefficient > 0:
         raise UsageError(

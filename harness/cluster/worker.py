@@ -3,11 +3,13 @@
 Started as `python -m harness.cluster.worker FD`. A service is any object whose public methods are
 verbs: a plain method's return value is the answer; a method may instead take `reply` (a callable)
 as its first parameter and answer later, from `work()`, which is called while `has_work()` is true.
-That is how an engine batches requests that arrive at any time, with no thread.
+That is how an engine batches requests that arrive at any time, with no thread. A service with
+`async def start()` is asynchronous: its verbs are coroutines, and run side by side in one loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib
 import inspect
@@ -44,7 +46,10 @@ def serve(connection: Connection) -> None:
     try:
         service = load(target)(**kwargs)
     except Exception as error:
-        connection.send((0, "error", (type(error).__name__, str(error), traceback.format_exc())))
+        connection.send((0, "error", _told(error)))
+        return
+    if inspect.iscoroutinefunction(getattr(service, "start", None)):
+        asyncio.run(_serve_loop(service, connection))
         return
     connection.send((0, "ok", None))
     has_work = getattr(service, "has_work", lambda: False)
@@ -75,10 +80,53 @@ def _answer(service: Any, connection: Connection) -> bool:
         else:
             reply(method(*args, **kwargs))
     except Exception as error:
-        connection.send(
-            (number, "error", (type(error).__name__, str(error), traceback.format_exc()))
-        )
+        connection.send((number, "error", _told(error)))
     return True
+
+
+def _told(error: Exception) -> tuple[str, str, str]:
+    return type(error).__name__, str(error), "".join(traceback.format_exception(error))
+
+
+async def _serve_loop(service: Any, connection: Connection) -> None:
+    """`serve` of an asynchronous service."""
+    loop = asyncio.get_running_loop()
+    closing: asyncio.Future[int | None] = loop.create_future()
+    answers: set[asyncio.Task[None]] = set()
+
+    async def answer(number: int, verb: str, args: Any, kwargs: Any) -> None:
+        try:
+            sent = (number, "ok", await getattr(service, verb)(*args, **kwargs))
+        except Exception as error:
+            sent = (number, "error", _told(error))
+        connection.send(sent)
+
+    def readable() -> None:
+        try:
+            while not closing.done() and connection.poll(0):
+                number, verb, args, kwargs = connection.recv()
+                if verb == "__close__":
+                    closing.set_result(number)
+                    return
+                task = loop.create_task(answer(number, verb, args, kwargs))
+                answers.add(task)
+                task.add_done_callback(answers.discard)
+        except (EOFError, ConnectionError):
+            closing.set_result(None)
+
+    try:
+        await service.start()
+    except Exception as error:
+        connection.send((0, "error", _told(error)))
+        await service.close()
+        return
+    connection.send((0, "ok", None))
+    loop.add_reader(connection.fileno(), readable)
+    number = await closing
+    loop.remove_reader(connection.fileno())
+    await service.close()
+    if number is not None:
+        connection.send((number, "ok", None))
 
 
 def main() -> None:

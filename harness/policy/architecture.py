@@ -1,5 +1,5 @@
-"""Which decoders engine=torch computes, read from a policy's config.json. Torch-free, so that one
-it cannot serve is refused before anything starts."""
+"""Which decoders the engines serve, read from a policy's config.json. Torch-free, so that one
+they cannot serve is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DecoderConfig:
         path = folder / "config.json"
         if folder.suffix == ".gguf":
             raise UsageError(
-                f"policy={folder.name}: engine=torch serves Hugging Face folders, not a GGUF file; "
+                f"policy={folder.name}: an engine serves Hugging Face folders, not a GGUF file; "
                 f"python -m harness.policy.unpack policy={folder} out=FOLDER makes one, "
                 "then policy=hf policy.path=FOLDER"
             )
@@ -57,8 +57,8 @@ class DecoderConfig:
         for key, value in unsupported.items():
             if value is not None:
                 raise UsageError(
-                    f"policy={folder}: {key}={value} is not served by engine=torch; take a plain "
-                    f"decoder of the families {', '.join(_FAMILIES)}"
+                    f"policy={folder}: {key}={value} is not served by the engines here; take a "
+                    f"plain decoder of the families {', '.join(_FAMILIES)}"
                 )
         heads = raw["num_attention_heads"]
         return DecoderConfig(
@@ -85,11 +85,11 @@ class DecoderConfig:
 
 
 def check(folder: Path, context_tokens: int) -> None:
-    """Raises UsageError, one line, for a policy that engine=torch cannot serve."""
+    """Raises UsageError, one line, for a policy that no engine here serves."""
     DecoderConfig.read(folder).check_context(context_tokens)
     for name in ("model.safetensors", "tokenizer.json"):
         if not (folder / name).is_file():
             raise UsageError(
-                f"policy={folder}: no {name} there, which engine=torch reads; save the model "
+                f"policy={folder}: no {name} there, which the engine reads; save the model "
                 "unsharded and with its fast tokenizer"
             )

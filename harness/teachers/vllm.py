@@ -1,9 +1,9 @@
 """A teacher behind an OpenAI-style server with vLLM's `prompt_logprobs`, over HTTP. Torch-free.
 
-Tested against a stand-in of a few lines; not verified against a real vLLM. The server is asked for
-one token that nobody reads, because a completion needs one. Its prompt log-probabilities are those
-at temperature 1, whatever the request's temperature says: another scoring temperature is refused
-at start.
+Tested against a stand-in of a few lines, and against a real server on a CPU (`tox -e vllm`). It is
+asked for one token that nobody reads, because a completion needs one. Its prompt log-probabilities
+are those at temperature 1, whatever the request's temperature says: another scoring temperature is
+refused at start.
 """
 
 from __future__ import annotations

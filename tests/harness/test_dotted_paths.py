@@ -20,6 +20,7 @@ _ALLOWED = {
     "environments.swebench.pypi:PypiSource",
     "environments.terminal_bench.environment:TerminalBench",
     "harness.engines.torch_engine:TorchEngine",
+    "harness.engines.vllm_engine:VllmEngine",
     "harness.experiment:execute",
     "harness.gate.speeds:Speeds",
     "harness.learner.torch_learner:TorchLearner",

@@ -156,8 +156,11 @@ def test_a_gguf_file_is_trained_dequantised(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "gpt2"}, r"model_type=gpt2 is not served by engine=torch; take a plain"),
-        ({"model_type": None}, r"model_type=None is not served by engine=torch"),
+        (
+            {"model_type": "gpt2"},
+            r"model_type=gpt2 is not served by the engines here; take a",
+        ),
+        ({"model_type": None}, r"model_type=None is not served by the engines here"),
         ({"attention_bias": True}, r"attention_bias=True is not served"),
         ({"max_position_embeddings": 600}, r"^rollout\.max_context_tokens=640: .*=600; take"),
         ({}, r"no model\.safetensors there"),
