@@ -6,10 +6,7 @@ turn costs only its new tokens; when all slots are taken, requests wait in order
 that has been idle longest gives its slot up and is read again later. Decoding slots are the lowest
 ones, because a step computes every slot up to the highest that decodes.
 
-Measured on one thread of a shared 2.6 GHz EPYC in a quiet minute (others' load cost up to three
-quarters of it), with a worker's malloc settings and 984,448 parameters: 32 requests of 64 tokens
-with prompts of 40 to 300 at 2,260 to 3,010 tokens/s; 64 agents in turns of about 7 tokens at 2,230
-to 2,330, and at 1,410 to 1,530 where slow tools leave 6 of them decoding at a time.
+docs/engine.md has its speed beside that of other engines.
 """
 
 from __future__ import annotations
