@@ -174,10 +174,13 @@ class LoraConfig:
 
 @dataclass
 class PolicyConfig:
-    """`path` is a Hugging Face folder; null takes the weights that `name` stands for."""
+    """`path` is a Hugging Face folder, or the name of a model in the local Hugging Face cache; null
+    takes the weights that `name` stands for. `chat_template` is a file that stands for the
+    tokenizer's own chat template, or for one that it does not have."""
 
     name: str = "tiny"
     path: str | None = None
+    chat_template: str | None = None
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
@@ -224,7 +227,12 @@ class LearnerConfig:
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
     dropout: float = 0.0  # the model's own rates are set to this
+    # bfloat16 computes passes in it; weights, gradients, ledger and optimizer stay in float32.
     dtype: str = "float32"
+    # Layers keep their inputs alone and run again in the backward pass: less memory, more time.
+    gradient_checkpointing: bool = False
+    # Trajectories of one pass: rows of equal length, or one behind the other without padding.
+    packing: str = "padded"
 
 
 @dataclass

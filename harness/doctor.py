@@ -1,6 +1,9 @@
 """What this machine can run, and what is missing: python -m harness.doctor.
 
-A table on a terminal, else one JSON line; exit code 1 where the main job cannot run.
+With settings (python -m harness.doctor policy=smollm2 schedule.release=submit ...): whether a run
+with them fits into this machine's memory, or into that of the hardware they name (hardware=8xh100),
+and the largest ledger.max_open_groups that would. A table on a terminal, else one JSON line; exit
+code 1 where the main job cannot run, or those settings do not fit.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from typing import Any
 from environments.sandbox.images import MINI_IMAGE
 from harness import hardware
 from harness.config import TrackingConfig
-from harness.entry import closing_line
+from harness.entry import closing_line, guarded
+from harness.fit import Fit
 from harness.manifest import versions
 from harness.protocols import InfrastructureError, SandboxSpec, UsageError
 
@@ -179,8 +183,57 @@ def _print_table(findings: list[Finding]) -> None:
     Console(highlight=False, markup=False, emoji=False).print(table)
 
 
+def _fits(settings: list[str]) -> int:
+    """Whether a run with these settings fits."""
+    code = 0
+
+    def body() -> None:
+        nonlocal code
+        from harness import composition, fit
+        from harness.policy.load import resolve
+        from harness.policy.size import policy_size
+
+        config = composition.compose(settings)
+        size = policy_size(resolve(config.policy.path or config.policy.name))
+        found = fit.fit(config, size)
+        code = 0 if found.fits else 1
+        if sys.stdout.isatty():
+            _print_fit(size.parameters, found)
+        else:
+            closing_line({"ok": found.fits, "parameters": size.parameters, **found.report()})
+
+    return guarded(body, __doc__) or code
+
+
+def _print_fit(parameters: int, found: Fit) -> None:
+    from rich.box import ASCII
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("process", "what", "MB", box=ASCII)
+    own = found.footprint
+    rows = [("learner", *item) for item in own.learner.items()]
+    rows += [("ledger", f"{own.plan.open_groups} open groups at most", own.ledger)]
+    for process, what, size in [*rows, *(("engine", *item) for item in own.engine.items())]:
+        if size:
+            table.add_row(process, what, f"{size / 1e6:,.0f}")
+    Console(highlight=False, markup=False, emoji=False).print(table)
+    report = found.report()
+    print(
+        f"{parameters:,} parameters, {own.processes} learner process(es): "
+        f"{report['needed_bytes'] / 1e9:.2f} GB in the memory of {found.room.where}, "
+        f"{found.room.free_bytes / 1e9:.2f} GB free: {'fits' if found.fits else 'DOES NOT FIT'}"
+    )
+    if found.max_open_groups is not None:
+        print(f"the largest ledger.max_open_groups that fits: {found.max_open_groups}")
+
+
 def main() -> int:
-    argparse.ArgumentParser(prog="python -m harness.doctor", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m harness.doctor", description=__doc__)
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="as for harness.run")
+    given = parser.parse_args().settings
+    if given:
+        return _fits(given)
     findings = examine()
     ok = all(finding.ok for finding in findings if finding.needed)
     if sys.stdout.isatty():

@@ -284,6 +284,7 @@ class Experiment:
             tasks=parts.environment.tasks(config.env.split),
             groups_per_batch=config.rollout.groups_per_batch,
             chunk_tokens=chunk_tokens(config),
+            without_padding=config.learner.packing == "packed",
             seed=config.seed,
             ranks=config.learner.ranks,
             replicas=config.engine.replicas,

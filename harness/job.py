@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from harness import composition, continuation, multirun
+from harness import composition, continuation, fit, multirun
 from harness.cluster.local import WorkerEnded
 from harness.config import Config
 from harness.interrupt import Interrupted, hand_back, signals_raise
@@ -38,6 +38,7 @@ def check(config: Config) -> None:
             "take another split than env.eval_split"
         )
     check_trains(config, "harness.run")
+    fit.check(config)
 
 
 def run(node: DictConfig) -> None:

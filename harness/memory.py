@@ -1,8 +1,9 @@
 """Whether the ledger's worst case fits into the learner's memory, before any rollout starts.
 
 Source: math.md section 2. Of an update the learner holds one total, one gradient in the making and,
-per open group, min(distinct rewards, cap) buffers and what is pending. Not counted: activations,
-and the one tensor that an add with mixed dtypes widens on a CPU. Torch-free.
+per open group, min(distinct rewards, cap) buffers and what is pending; beside them what a backward
+pass takes (harness.footprint). Not counted: the one tensor that an add with mixed dtypes widens on
+a CPU. Torch-free.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from harness.objectives.estimators import ESTIMATORS
 from harness.protocols import UsageError
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+# learner.dtype: bfloat16 computes in it, and keeps weights and gradients in float32.
+KEPT_BYTES = {"bfloat16": 4, "float32": 4, "float64": 8}
 CAPTURES_EARLY = ("reward", "submit", "turn")  # auto climbs by the memory that it measures itself
 # Of a parity check, in gradients: weights before and after two steps (3), two directions and the
 # update that is set aside (3), a copy of Adam's state (2), one difference in float64 with its
@@ -92,7 +95,7 @@ def ledger_plan(config: Config) -> LedgerPlan:
         groups=rollout.groups_per_batch,
         group_size=rollout.group_size,
         max_open_groups=ledger.max_open_groups,
-        gradient_bytes=ITEM_BYTES[config.learner.dtype],
+        gradient_bytes=KEPT_BYTES[config.learner.dtype],
         stored_bytes=ITEM_BYTES[ledger.dtype],
         always=opd.make(objective, rollout.group_size).regularised,
         parity=config.parity.every > 0,
@@ -103,7 +106,8 @@ def ledger_plan(config: Config) -> LedgerPlan:
 class LearnerMemory:
     """What the learner found once its model and optimizer were made. `parameters` are the trainable
     ones of a process, `buffer_elements` those of one ledger buffer; `processes` share the memory
-    that is free. `sharded`: each keeps a shard of every gradient."""
+    that is free. `sharded`: each keeps a shard of every gradient. `pass_bytes` is what a backward
+    pass takes of activations and logits (harness.footprint)."""
 
     device: str
     free_bytes: int
@@ -112,6 +116,7 @@ class LearnerMemory:
     buffer_elements: int
     processes: int = 1
     sharded: bool = False
+    pass_bytes: int = 0
 
 
 def check(plan: LedgerPlan, memory: LearnerMemory) -> None:
@@ -123,11 +128,12 @@ def check(plan: LedgerPlan, memory: LearnerMemory) -> None:
     host = _on_host(plan, memory)
     where = "host" if host else f"learner's {memory.device}"
     free = memory.host_free_bytes if host else memory.free_bytes
+    passes = ", activations" if memory.pass_bytes else ""
     raise UsageError(
         f"ledger.max_open_groups={_shown(plan.max_open_groups)}, ledger.form={plan.form}, "
         f"ledger.storage={plan.storage}: up to {plan.open_groups} open groups of "
         f"{plan.group_size} may hold {_mb(_ledger_bytes(plan, memory))} of ledger, beside "
-        f"{_mb(own)} of total, gradient and optimizer; {_mb(free)} is free on the {where}; "
+        f"{_mb(own)} of total, gradient{passes} and optimizer; {_mb(free)} is free on the {where}; "
         + _way_out(plan, memory)
     )
 
@@ -145,7 +151,7 @@ def _ledger_bytes(plan: LedgerPlan, memory: LearnerMemory) -> int:
 
 def _own_bytes(plan: LedgerPlan, memory: LearnerMemory) -> int:
     states = _ADAM_STATES * memory.parameters * plan.gradient_bytes
-    return memory.processes * (plan.update_bytes(memory.parameters) + states)
+    return memory.processes * (plan.update_bytes(memory.parameters) + states + memory.pass_bytes)
 
 
 def _fits(plan: LedgerPlan, memory: LearnerMemory) -> bool:

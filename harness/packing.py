@@ -34,10 +34,12 @@ def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
         yield from epoch
 
 
-def pack(trajectories: Sequence[R], chunk_tokens: int) -> list[list[R]]:
+def pack(trajectories: Sequence[R], chunk_tokens: int, packed: bool = False) -> list[list[R]]:
     """Chunks of at most `chunk_tokens` padded tokens, sorted by the length of their longest
     sequence (ties by id) so that padding wastes little; a trajectory longer than that is a chunk of
-    its own."""
+    its own. `packed` chunks have no padding (learner.packing), and as many tokens."""
+    if packed:
+        return _side_by_side(trajectories, chunk_tokens)
     chunks: list[list[R]] = []
     sequences = 0  # of the last chunk
     for trajectory in sorted(trajectories, key=lambda t: (longest(t), t.trajectory_id)):
@@ -48,6 +50,22 @@ def pack(trajectories: Sequence[R], chunk_tokens: int) -> list[list[R]]:
         else:
             chunks.append([trajectory])
             sequences = more
+    return chunks
+
+
+def _side_by_side(trajectories: Sequence[R], chunk_tokens: int) -> list[list[R]]:
+    """Each trajectory, the longest first, into the first chunk that has room."""
+    chunks: list[list[R]] = []
+    rooms: list[int] = []
+    for trajectory in sorted(trajectories, key=lambda t: (-len(t.tokens_T), t.trajectory_id)):
+        length = len(trajectory.tokens_T)
+        place = next((n for n, room in enumerate(rooms) if length <= room), None)
+        if place is None:
+            chunks.append([trajectory])
+            rooms.append(chunk_tokens - length)
+        else:
+            chunks[place].append(trajectory)
+            rooms[place] -= length
     return chunks
 
 

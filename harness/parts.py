@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from harness.cluster.pinning import cores
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.evaluation import check_held_out
+from harness.footprint import pass_bytes
 from harness.learner.client import TorchLearnerClient
 from harness.learner.placement import Placement
 from harness.learner.turn_options import TurnOptions
@@ -96,7 +97,7 @@ async def open_parts(
             from harness.teachers.select import make_teacher
 
             folder = resolve(config.policy.path or config.policy.name)
-            chat = ChatTokens(folder)
+            chat = ChatTokens(folder, config.policy.chat_template)
             if config.replay is None:
                 splits = (
                     {config.env.split, config.env.eval_split} if weights else {config.env.split}
@@ -186,24 +187,29 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
             "storage": ledger.storage,
         },
         "ledger_plan": ledger_plan(config),
+        "pass_bytes": pass_bytes(config, policy),
         "publish_folder": str(weights),
         "dtype": learner.dtype,
+        "checkpointing": learner.gradient_checkpointing,
         "temperature": config.rollout.temperature,
         "objective": offpolicy.effective(config),
         "turns": turn_options(config),
         "adapters": lora.adapters(config.policy.lora, config.seed),
-        "placement": charged.PLACEMENT if charged.asked(config) else _placement(config),
+        "placement": _placement(config),
     }
 
 
 def _placement(config: Config) -> Placement:
     learner = config.learner
+    if charged.asked(config):
+        return replace(charged.PLACEMENT, packed=learner.packing == "packed")
     return Placement(
         learner.ranks,
         learner.parallel,
         config.ledger.sharded,
         device=learner.device,
         chunk_tokens=config.schedule.chunk_tokens if learner.ranks > 1 else None,
+        packed=learner.packing == "packed",
     )
 
 

@@ -55,6 +55,18 @@ def whole_trajectories(config: Config) -> Iterator[str]:
             f"learner.device={learner.device}: turn gradients were never run on a GPU; take "
             "learner.device=cpu"
         )
+    if learner.gradient_checkpointing:
+        yield (
+            "learner.gradient_checkpointing=true: it drops the keys and values of earlier turns; "
+            "take false"
+        )
+    if learner.packing == "packed":
+        yield (
+            "learner.packing=packed: a turn is a pass of its own, and nothing lies beside it; take "
+            "padded"
+        )
+    if learner.dtype == "bfloat16":
+        yield ("learner.dtype=bfloat16: turn gradients were never checked in it; take float32")
     yield from whole.whole_trajectories(config.objective)
 
 

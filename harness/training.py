@@ -67,6 +67,7 @@ class Training(ByObjective):
         groups_per_batch: int,
         chunk_tokens: int,
         seed: int,
+        without_padding: bool = False,
         version: int = 0,
         ranks: int = 1,
         replicas: int = 1,
@@ -96,6 +97,7 @@ class Training(ByObjective):
         self._group_size, self._room, self._in_flight = group_size, room, in_flight
         self._hears_turns = hears_turns
         self._chunk_tokens = chunk_tokens
+        self._without_padding = without_padding
         self.ranks = ranks
         self._replicas = replicas
         self._seed = seed

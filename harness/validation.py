@@ -51,7 +51,8 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "learner.name": ("torch", "simulated"),
     "learner.device": ("cpu", "cuda"),
     "learner.parallel": ("ddp", "fsdp"),
-    "learner.dtype": ("float32", "float64"),
+    "learner.dtype": ("float32", "float64", "bfloat16"),
+    "learner.packing": ("padded", "packed"),
     "sandbox.kind": ("auto", "docker", "bubblewrap", "simulated"),
     "clock.kind": ("wall", "virtual"),
     "cluster.name": ("local",),
@@ -133,7 +134,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "policy.lora.alpha": (0, math.inf, False),
     "seed": (0, 2**63 - 1, True),
 }
-_FILES = ("policy.path", "replay", "teacher.path", "teacher.file")
+_FILES = ("replay", "teacher.path", "teacher.file", "policy.chat_template")
 _TARGETS = ("schedule.target", "ledger.target", "segments.target")
 
 
@@ -177,6 +178,8 @@ def validate(config: Config) -> None:
         continuation.run_folder(config.resume)
     teachers.check(config)
     engines.check(config)
+    if config.policy.path is not None:
+        resolve(config.policy.path)
     if config.policy.name != "simulated" and config.agent.name == "policy":
         folder = resolve(config.policy.path or config.policy.name)
         architecture.check(folder, config.rollout.max_context_tokens)

@@ -118,6 +118,7 @@ class RecordedRun(ByObjective):
         self._batches = batches
         self._pack = pack_chunks
         self._chunk_tokens = config.schedule.chunk_tokens
+        self._without_padding = config.learner.packing == "packed"
         self.timings = History(separate=self._objective.regularised)
         self.decisions: list[tuple[Release, str]] = []
 
@@ -129,6 +130,8 @@ class RecordedRun(ByObjective):
             yield batch
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        if self._pack is pack:
+            return super().chunks(trajectories)
         return self._pack(trajectories, self._chunk_tokens)
 
     async def step(self, batch: Any) -> StepStats:
@@ -152,10 +155,12 @@ def play(
     config: Config,
     batches: Sequence[RecordedBatch],
     pack_chunks: Pack = pack,
+    learner: InlineLearner | None = None,
 ) -> InlineLearner:
     """Run a schedule over recorded batches; steps are taken (with a learning rate of 0 the weights
-    stay, and every batch is played at the same weights)."""
-    learner = InlineLearner(service)
+    stay, and every batch is played at the same weights). `learner` is what stands between, where
+    another is wanted."""
+    learner = learner or InlineLearner(service)
     asyncio.run(schedule.run(RecordedRun(learner, config, batches, pack_chunks)))
     return learner
 

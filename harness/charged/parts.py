@@ -60,7 +60,7 @@ async def open_charged(
     real = load(ENVIRONMENTS[config.env.name])(config.env)
     on_evaluation = check_held_out(real, config.env.split, config.env.eval_split, config.env)
     folder = resolve(config.policy.path or config.policy.name)
-    chat = ChatTokens(folder)
+    chat = ChatTokens(folder, config.policy.chat_template)
     splits = sorted({config.env.split, config.env.eval_split})
     check_prompts(real, splits, chat, config.rollout, say)
     workload = per_turn(config.workload, config.rollout.max_turns)
@@ -120,7 +120,16 @@ async def _open_replay(
         learner = recorded_learner(config, clock, workshop, options, THREADS, cores)
         environment: Any = load(ENVIRONMENTS[config.env.name])(config.env)
         try:
-            yield Parts(clock, environment, None, engine, learner, ChatTokens(folder), folder, None)
+            yield Parts(
+                clock,
+                environment,
+                None,
+                engine,
+                learner,
+                ChatTokens(folder, config.policy.chat_template),
+                folder,
+                None,
+            )
         finally:
             await clock.cancel_all()
     finally:

@@ -1,6 +1,7 @@
 """The torch engine: continuous batching at token granularity, in its own process.
 
-Every call of `work` is one fused step (harness.policy.decoder): all running sessions advance by one
+Every call of `work` is one fused step (harness.policy.decoder, or harness.policy.any_decoder for
+models that it does not compute): all running sessions advance by one
 token while newcomers' prompts are read in chunks. A session keeps its slot between turns, so that a
 turn costs only its new tokens; when all slots are taken, requests wait in order, and the session
 that has been idle longest gives its slot up and is read again later. Decoding slots are the lowest
@@ -16,12 +17,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
 from harness.engines.sampling import sample, uniforms
+from harness.policy.any_decoder import AnyDecoder
+from harness.policy.architecture import fused
 from harness.policy.decoder import Chunk, Decoder
 from harness.protocols import Completion, Generation, Interval, VersionSpan
 
@@ -91,7 +95,8 @@ class TorchEngine:
     ) -> None:
         torch.set_num_threads(threads)
         with torch.inference_mode():
-            self._decoder = Decoder(path, slots=slots, max_context=max_context)
+            kind = Decoder if fused(Path(path)) else AnyDecoder
+            self._decoder = kind(path, slots=slots, max_context=max_context)
         self._vocab_size = self._decoder.config.vocab_size
         self._max_context = max_context
         self._name = name

@@ -170,7 +170,7 @@ class TorchLearnerClient:
     def _passes(self, share: list[ScoredTokens]) -> list[list[ScoredTokens]]:
         """A rank's backward passes: a split by tokens may put long rows beside many short ones."""
         bound = self._placement.chunk_tokens
-        return [share] if bound is None or not share else pack(share, bound)
+        return [share] if bound is None or not share else pack(share, bound, self._placement.packed)
 
     async def capture(self, trajectories: Sequence[Trajectory]) -> None:
         rows = self._scored(trajectories)
@@ -181,7 +181,10 @@ class TorchLearnerClient:
         if self._placement.together:
             slots = list(
                 zip_longest(
-                    *(parts(share, self._placement.chunk_tokens) for share in shares.values())
+                    *(
+                        parts(share, self._placement.chunk_tokens, self._placement.packed)
+                        for share in shares.values()
+                    )
                 )
             )
             await self._ask("capture", {rank: (share, slots) for rank, share in shares.items()})

@@ -42,7 +42,11 @@ def settle(device: torch.device) -> None:
 
 
 def measured(
-    placement: Placement, device: torch.device, layout: Replicated, free_bytes: int | None
+    placement: Placement,
+    device: torch.device,
+    layout: Replicated,
+    free_bytes: int | None,
+    pass_bytes: int = 0,
 ) -> LearnerMemory:
     """What there is for the ledger; `free_bytes` stands for a measurement."""
     host_bytes = available_bytes()
@@ -59,4 +63,5 @@ def measured(
         buffer_elements=elements,
         processes=placement.ranks if device.type == "cpu" else 1,
         sharded=placement.together,
+        pass_bytes=pass_bytes,
     )

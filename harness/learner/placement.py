@@ -35,6 +35,7 @@ class Placement:
     rendezvous: str = ""
     device: str = "cpu"
     chunk_tokens: int | None = None  # padded tokens of a pass, where a split makes new ones
+    packed: bool = False  # learner.packing=packed: passes have no padding
 
     @property
     def together(self) -> bool:
@@ -56,7 +57,7 @@ class Part:
     trajectory_ids: tuple[str, ...]
 
 
-def parts(rows: Sequence[Row], chunk_tokens: int | None = None) -> list[Part]:
+def parts(rows: Sequence[Row], chunk_tokens: int | None = None, packed: bool = False) -> list[Part]:
     """The backward passes of one rank's captures, in order of first appearance, of at most
     `chunk_tokens` padded tokens each (None: as they come)."""
     found: dict[tuple[int, float | str], list[Row]] = {}
@@ -66,7 +67,7 @@ def parts(rows: Sequence[Row], chunk_tokens: int | None = None) -> list[Part]:
     return [
         Part(group, chunk[0].reward, tuple(r.trajectory_id for r in chunk))
         for (group, _), part in found.items()
-        for chunk in ([part] if chunk_tokens is None else pack(part, chunk_tokens))
+        for chunk in ([part] if chunk_tokens is None else pack(part, chunk_tokens, packed))
     ]
 
 

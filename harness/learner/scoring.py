@@ -17,12 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import log_softmax
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.config import ObjectiveConfig
 from harness.learner.client import ScoredTokens
 from harness.learner.distillation import Distillation
 from harness.learner.importance import LOG_RATIO_LIMIT, Importance
+from harness.learner.precision import computing, weights_dtype
 from harness.objectives.estimators import AGGREGATIONS
+from harness.policy.attention import Sequences
+from harness.policy.head import Head
 from harness.sequences import spans
 
 
@@ -37,15 +41,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Packed:
-    """The sequences of `rows` trajectories side by side. The N action positions run row by row:
-    `predicts` (sequences, length - 1) marks where they are predicted, `targets_N` are their tokens,
-    `row_N` the trajectories that they are of."""
+    """The inputs of `rows` trajectories' sequences: one row each, padded on the right, or (with
+    `sequences`) all in one row. The N action positions run row by row: `predicts` (the inputs'
+    shape) marks where they are predicted, `targets_N` are their tokens, `row_N` the trajectories
+    that they are of."""
 
-    tokens: torch.Tensor
+    inputs: torch.Tensor
     predicts: torch.Tensor
     targets_N: torch.Tensor
     row_N: torch.Tensor
     rows: int
+    sequences: Sequences | None = None
 
     def sums(self, values_N: torch.Tensor) -> torch.Tensor:
         """The sum of `values_N` over each row, at each of the row's positions."""
@@ -53,18 +59,30 @@ class Packed:
         return rows.index_add(0, self.row_N, values_N)[self.row_N]
 
 
-def pack(rows: Sequence[ScoredTokens], device: torch.device) -> Packed:
-    """Right padding needs no attention mask under causal attention."""
+def pack(rows: Sequence[ScoredTokens], device: torch.device, packed: bool = False) -> Packed:
+    """The last token of a sequence is no input. Right padding needs no attention mask under causal
+    attention; `packed` needs no padding."""
     parts = [(n, row, *span) for n, row in enumerate(rows) for span in spans(row)]
-    length = max(end - start for *_, start, end in parts)
-    tokens = torch.zeros(len(parts), length, dtype=torch.long)
-    mask = torch.zeros(len(parts), length, dtype=torch.bool)
-    for i, (_, row, start, end) in enumerate(parts):
-        tokens[i, : end - start] = torch.tensor(row.tokens_T[start:end])
-        mask[i, : end - start] = torch.tensor(row.action_mask_T[start:end], dtype=torch.bool)
-    tokens, predicts = tokens.to(device), mask[:, 1:].to(device)
-    of_N = torch.tensor([n for n, *_ in parts], device=device)[predicts.nonzero()[:, 0]]
-    return Packed(tokens, predicts, tokens[:, 1:][predicts], of_N, len(rows))
+    lengths = [end - start - 1 for *_, start, end in parts]
+    tokens = [torch.tensor(row.tokens_T[start:end]) for _, row, start, end in parts]
+    masks = [torch.tensor(row.action_mask_T[start:end]).bool() for _, row, start, end in parts]
+    inputs = [t[:-1] for t in tokens]
+    predicts = [m[1:] for m in masks]
+    targets_N = torch.cat([t[1:][p] for t, p in zip(tokens, predicts, strict=True)])
+    counts = torch.tensor([int(p.sum()) for p in predicts])
+    row_N = torch.tensor([n for n, *_ in parts]).repeat_interleave(counts)
+    if packed:
+        shape = [torch.cat(inputs)[None], torch.cat(predicts)[None]]
+    else:
+        shape = [pad_sequence(inputs, batch_first=True), pad_sequence(predicts, batch_first=True)]
+    return Packed(
+        shape[0].to(device),
+        shape[1].to(device),
+        targets_N.to(device),
+        row_N.to(device),
+        len(rows),
+        Sequences([n for n in lengths if n]) if packed else None,
+    )
 
 
 def _weighted(terms_N: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
@@ -86,9 +104,18 @@ class Scorer:
     weights that a KL is taken to; only a KL needs it."""
 
     def __init__(
-        self, model: Any, temperature: float, objective: ObjectiveConfig, reference: Any = None
+        self,
+        model: Any,
+        temperature: float,
+        objective: ObjectiveConfig,
+        reference: Any = None,
+        dtype: str | None = None,
+        packed: bool = False,
     ) -> None:
+        """`dtype` as learner.dtype (None: the weights' own), `packed` as learner.packing."""
         self.model = model
+        self._dtype = dtype or str(model.dtype).removeprefix("torch.")
+        self._packed = packed
         self.reference = reference
         self._temperature = temperature
         self._weight = AGGREGATIONS[objective.aggregation].weight
@@ -112,7 +139,7 @@ class Scorer:
         if not used:
             return None
         kept = [r for r, _ in used]
-        packed = pack(kept, self.model.get_input_embeddings().weight.device)
+        packed = self._pack(kept)
         logprobs_NV = self._logprobs(self.model, packed)
         reference_N = self._frozen_logprobs(self.reference, packed) if self._in_loss else None
         scales = [self.weight(r) for r in kept]
@@ -193,16 +220,25 @@ class Scorer:
         policy."""
         if not any(row.action_mask_T):
             return []
-        packed = pack([row], self.model.get_input_embeddings().weight.device)
+        packed = self._pack([row])
         return self._frozen_logprobs(model or self.model, packed).tolist()
+
+    def _pack(self, rows: Sequence[ScoredTokens]) -> Packed:
+        return pack(rows, self.model.get_input_embeddings().weight.device, self._packed)
 
     def _logprobs(self, model: Any, packed: Packed) -> torch.Tensor:
         """Log-probabilities over the vocabulary (N, V); logits are made at action positions
         only."""
-        inputs = packed.tokens[:, :-1]
-        hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
-        logits = model.get_output_embeddings()(hidden[packed.predicts])
-        return log_softmax(logits / self._temperature, -1)
+        beside: dict[str, Any] = {}
+        if packed.sequences is not None:
+            places = packed.sequences.positions(packed.inputs.device)
+            beside = {"position_ids": places, "side_by_side": packed.sequences}
+        with computing(self._dtype, packed.inputs.device):
+            hidden = model.base_model(
+                input_ids=packed.inputs, use_cache=False, **beside
+            ).last_hidden_state
+            logits = Head(model)(hidden[packed.predicts])
+        return log_softmax(logits.to(weights_dtype(self._dtype)) / self._temperature, -1)
 
     def _frozen_logprobs(self, model: Any, packed: Packed) -> torch.Tensor:
         """Of the action tokens, without a gradient."""

@@ -25,7 +25,9 @@ from harness.learner.client import ScoredTokens
 from harness.learner.device import measured, open_device, settle
 from harness.learner.gradients import Captured, Total, layout, together
 from harness.learner.parity_bench import ParityVerbs
+from harness.learner.passes import lay_side_by_side, recompute
 from harness.learner.placement import Part, Placement, parts
+from harness.learner.precision import weights_dtype
 from harness.learner.scoring import Scorer, silence_dropout
 from harness.learner.turn_options import TurnOptions
 from harness.learner.turns import TurnVerbs, check_finite, open_turns
@@ -62,12 +64,15 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         ledger_plan: memory.LedgerPlan | None = None,
         free_bytes: int | None = None,
         turns: TurnOptions | None = None,
+        checkpointing: bool = False,
+        pass_bytes: int = 0,
     ) -> None:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(True)
         if model is None:
-            model = load_for_training(Path(policy), getattr(torch, dtype), adapters)
+            model = load_for_training(Path(policy), weights_dtype(dtype), adapters)
         silence_dropout(model)
+        recompute(model, checkpointing)
         self._placement = placement or Placement()
         self._device = open_device(self._placement)
         self.model = model.to(self._device).train()
@@ -75,13 +80,17 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         reference = None
         if objective.kl.coefficient > 0.0:
             reference = copy.deepcopy(self.model).requires_grad_(False)
-        self.scorer = Scorer(self.model, temperature, objective, reference)
+        packed = self._placement.packed
+        self.scorer = Scorer(self.model, temperature, objective, reference, dtype, packed)
+        if packed:
+            lay_side_by_side(self.scorer)
         options = dict(ledger_options)
         storage = options.pop("dtype", dtype)
         self._stored = stored = getattr(torch, storage)
-        self._ledger = load(ledger)(dtype=stored if storage != dtype else None, **options)
+        kept = weights_dtype(dtype)
+        self._ledger = load(ledger)(dtype=stored if stored != kept else None, **options)
         # The total is never narrower than the gradient, whatever the ledger's storage is.
-        self._dtype = torch.promote_types(getattr(torch, dtype), stored)
+        self._dtype = torch.promote_types(kept, stored)
         self._name = f"learner/{self._placement.rank}"
         self._layout = layout(self.scorer, self._placement, self._dtype)
         self.parameters = self._layout.parameters
@@ -93,7 +102,7 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         )
         if ledger_plan is not None:
             placed = self._placement, self._device
-            memory.check(ledger_plan, measured(*placed, self._layout, free_bytes))
+            memory.check(ledger_plan, measured(*placed, self._layout, free_bytes, pass_bytes))
         if turns is not None:
             self._turns = open_turns(turns, self.scorer, self.parameters, temperature)
         self._clip = optimizer["gradient_clip"]
@@ -153,7 +162,7 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         are this rank's. Where ranks hold shards, `slots` lists what they do side by side, each rank
         one part or nothing."""
         known = {r.trajectory_id: r for r in rows}
-        own_parts = parts(rows, self._placement.chunk_tokens)
+        own_parts = parts(rows, self._placement.chunk_tokens, self._placement.packed)
         for slot in slots or [[part] for part in own_parts]:
             start_s = time.monotonic()
             own = slot[self._placement.rank] if slots else slot[0]

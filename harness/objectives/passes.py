@@ -15,6 +15,7 @@ class ByObjective:
 
     _objective: Grpo
     _chunk_tokens: int
+    _without_padding: bool = False  # learner.packing=packed
     ranks: int
 
     def coefficients(self, group: Group) -> dict[str, tuple[Trajectory, float]]:
@@ -27,7 +28,7 @@ class ByObjective:
         return self._objective.matters(advantage)
 
     def chunks(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-        return pack(trajectories, self._chunk_tokens)
+        return pack(trajectories, self._chunk_tokens, self._without_padding)
 
     def rounds(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return abreast(self.chunks(trajectories), self.ranks)

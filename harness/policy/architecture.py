@@ -1,5 +1,10 @@
-"""Which decoders the engines serve, read from a policy's config.json. Torch-free, so that one
-they cannot serve is refused before anything starts."""
+"""How the engines serve a policy, read from its folder. Torch-free, so that what they cannot serve
+is refused before anything starts.
+
+Of engine=torch: plain Llama and Qwen3 decoders go through a forward pass of this project's own, which is fast
+(harness.policy.decoder); any other causal model goes through transformers' classes
+(harness.policy.any_decoder), which is tried when it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,13 @@ from typing import Any
 from harness.protocols import UsageError
 
 _FAMILIES = ("llama", "qwen3")
+# Rotary angles that depend on how long a pass is: a token's would change with those after it.
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+_WEIGHTS = (
+    "model.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)
@@ -33,22 +45,12 @@ class DecoderConfig:
     @staticmethod
     def read(folder: Path) -> DecoderConfig:
         """Raises UsageError for an architecture or option that is not computed here."""
-        path = folder / "config.json"
-        if folder.suffix == ".gguf":
-            raise UsageError(
-                f"policy={folder.name}: an engine serves Hugging Face folders, not a GGUF file; "
-                f"python -m harness.policy.unpack policy={folder} out=FOLDER makes one, "
-                "then policy=hf policy.path=FOLDER"
-            )
-        if not path.is_file():
-            raise UsageError(f"policy={folder}: no config.json there; give a Hugging Face folder")
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = raw_config(folder)
         rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         kind = raw.get("model_type")
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
         unsupported = {
             "model_type": str(kind) if kind not in _FAMILIES else None,
-            "rope_type": rope_type if rope_type != "default" else None,
+            "rope_type": rope_type(raw) if rope_type(raw) != "default" else None,
             "attention_bias": raw.get("attention_bias") or None,
             "mlp_bias": raw.get("mlp_bias") or None,
             "use_sliding_window": raw.get("use_sliding_window") or None,
@@ -57,8 +59,8 @@ class DecoderConfig:
         for key, value in unsupported.items():
             if value is not None:
                 raise UsageError(
-                    f"policy={folder}: {key}={value} is not served by the engines here; take a "
-                    f"plain decoder of the families {', '.join(_FAMILIES)}"
+                    f"policy={folder}: {key}={value} is not served by the fused decoder, which "
+                    f"computes plain decoders of the families {', '.join(_FAMILIES)}"
                 )
         heads = raw["num_attention_heads"]
         return DecoderConfig(
@@ -77,19 +79,76 @@ class DecoderConfig:
 
     def check_context(self, tokens: int) -> None:
         """Raises UsageError where a session of `tokens` has no positions."""
-        if tokens > self.context:
-            raise UsageError(
-                f"rollout.max_context_tokens={tokens}: exceeds the policy's "
-                f"max_position_embeddings={self.context}; take at most that"
-            )
+        _check_context(tokens, self.context)
+
+
+def _check_context(tokens: int, positions: int) -> None:
+    if tokens > positions:
+        raise UsageError(
+            f"rollout.max_context_tokens={tokens}: exceeds the policy's "
+            f"max_position_embeddings={positions}; take at most that"
+        )
+
+
+def fused(folder: Path) -> bool:
+    """Whether this project's own forward pass serves it; else transformers' classes do."""
+    try:
+        DecoderConfig.read(folder)
+    except UsageError:
+        return False
+    return (folder / "model.safetensors").is_file()
+
+
+def raw_config(folder: Path) -> dict[str, Any]:
+    """A folder's config.json. Raises UsageError where there is none, or a GGUF file."""
+    path = folder / "config.json"
+    if folder.suffix == ".gguf":
+        raise UsageError(
+            f"policy={folder.name}: an engine serves Hugging Face folders, not a GGUF file; "
+            f"python -m harness.policy.unpack policy={folder} out=FOLDER makes one, "
+            "then policy=hf policy.path=FOLDER"
+        )
+    if not path.is_file():
+        raise UsageError(f"policy={folder}: no config.json there; give a Hugging Face folder")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"policy={folder}: its config.json is no JSON ({error})") from error
+    return raw
+
+
+def rope_type(raw: Mapping[str, Any]) -> str:
+    """Of a config.json; `default` where nothing is said."""
+    rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    return str(rope.get("rope_type", rope.get("type", "default")))
 
 
 def check(folder: Path, context_tokens: int) -> None:
-    """Raises UsageError, one line, for a policy that no engine here serves."""
-    DecoderConfig.read(folder).check_context(context_tokens)
-    for name in ("model.safetensors", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise UsageError(
-                f"policy={folder}: no {name} there, which the engine reads; save the model "
-                "unsharded and with its fast tokenizer"
-            )
+    """Raises UsageError, one line, for a policy that no engine here serves, as far as its
+    folder says so."""
+    raw = raw_config(folder)
+    text: Mapping[str, Any] = raw.get("text_config") or raw
+    if not raw.get("model_type"):
+        raise UsageError(
+            f"policy={folder}: its config.json names no model_type; give a causal language model "
+            "as transformers saves it"
+        )
+    if raw.get("quantization_config"):
+        raise UsageError(
+            f"policy={folder}: quantization_config: quantised weights cannot be trained here; take "
+            "the model's plain weights"
+        )
+    if rope_type(text) in LENGTH_DEPENDENT:
+        raise UsageError(
+            f"policy={folder}: rope_type={rope_type(text)}: a token's angles would change with how "
+            "long its context is by now, and no log-probability would hold; take a model without"
+        )
+    contexts = [text[key] for key in _CONTEXT if isinstance(text.get(key), int)]
+    if contexts:
+        _check_context(context_tokens, contexts[0])
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise UsageError(f"policy={folder}: no weights there (such as {_WEIGHTS[0]})")
+    if not (folder / "tokenizer.json").is_file():
+        raise UsageError(
+            f"policy={folder}: no tokenizer.json there; save the model with its fast tokenizer"
+        )

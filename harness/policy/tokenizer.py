@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -32,10 +33,20 @@ _PIECES = r"\d+| ?[A-Za-z]+|_[A-Za-z]+| ?(?:<=|>=|==|!=|\+=|-=|\*=|//)| ?[^\sA-Z
 _USER, _ASSISTANT = "\N{SNOWMAN}user", "\N{SNOWMAN}assistant"
 
 
-class ChatTokens:
-    """The token side of a Hugging Face folder (tokenizer.json and a chat template)."""
+class _Around(NamedTuple):
+    """Tokens before and after a message, and text that is encoded together with it."""
 
-    def __init__(self, path: str | Path) -> None:
+    before: list[int]
+    head: str
+    tail: str
+    after: list[int]
+
+
+class ChatTokens:
+    """The token side of a Hugging Face folder (tokenizer.json and a chat template). `template` is a
+    file that stands for the folder's own template."""
+
+    def __init__(self, path: str | Path, template: str | Path | None = None) -> None:
         folder = Path(path)
         file = folder / "tokenizer.json"
         if not file.is_file():
@@ -45,7 +56,7 @@ class ChatTokens:
         self._tokenizer = Tokenizer.from_file(str(file))
         self._literal = Tokenizer.from_file(str(file))
         self._literal.encode_special_tokens = True
-        render = _renderer(folder)
+        render = _renderer(folder, chat_template(folder, template))
         user = {"role": "user", "content": _USER}
         opening = render([user])
         dialogue = render([user, {"role": "assistant", "content": _ASSISTANT}, user])
@@ -54,9 +65,7 @@ class ChatTokens:
         between, asked, header = tail.partition(_USER)
         if not (found and answered and asked):
             raise UsageError(f"policy={folder}: its chat template leaves out a message's content")
-        self._before, self._after = self._encode(before), self._encode(after)
-        self._header = self._encode(header)
-        stop, *self._between = self._encode(between)
+        stop, *_ = self._encode(between)
         added = self._tokenizer.get_added_tokens_decoder()
         if stop not in added:
             raise UsageError(
@@ -65,14 +74,21 @@ class ChatTokens:
             )
         self.stop_tokens: tuple[int, ...] = (stop,)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
+        self._special = set(added)
+        self._opening, self._going_on = self._around(before, after), self._around(between, header)
+        if not self._as_rendered(render):
+            raise UsageError(
+                f"policy={folder}: its chat template runs into a message in a way that its pieces "
+                "cannot follow; give another by policy.chat_template=FILE.jinja"
+            )
 
     def first(self, message: str) -> list[int]:
         """The opening context: everything up to and including the assistant's header."""
-        return self._before + self._text(message) + self._after
+        return self._within(self._opening, message)
 
     def observation(self, text: str) -> list[int]:
         """What follows an action's stop token, up to and including the next assistant header."""
-        return self._between + self._text(text) + self._header
+        return self._within(self._going_on, text)[1:]
 
     def action(self, text: str) -> list[int]:
         """An action as the policy would have to generate it, stop token included."""
@@ -83,6 +99,38 @@ class ChatTokens:
         are no UTF-8 replaced by U+FFFD."""
         kept = tokens[:-1] if tokens and tokens[-1] in self.stop_tokens else tokens
         return self._tokenizer.decode(list(kept), skip_special_tokens=False)
+
+    def _around(self, before: str, after: str) -> _Around:
+        """What goes around a message. A message begins a line, or else the text that no special
+        token parts from it is encoded together with it: a blank is one token with the word that
+        follows."""
+        cut = max((end for _, end in self._specials(before)), default=0)
+        if before[cut:].endswith("\n") or cut == len(before):
+            return _Around(self._encode(before), "", "", self._encode(after))
+        start = min((start for start, _ in self._specials(after)), default=len(after))
+        return _Around(
+            self._encode(before[:cut]), before[cut:], after[:start], self._encode(after[start:])
+        )
+
+    def _specials(self, text: str) -> list[tuple[int, int]]:
+        """Where the special tokens of a text are."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        return [offsets for token, offsets in pairs if token in self._special]
+
+    def _within(self, around: _Around, message: str) -> list[int]:
+        text = around.head + message + around.tail
+        return around.before + self._text(text) + around.after
+
+    def _as_rendered(self, render: Any) -> bool:
+        """Whether messages get the tokens that they have in the template's own rendering."""
+        asked, seen = "Fix area_x (a bug).\nFiles: a/b.py", "exit 1"
+        dialogue = [("user", asked), ("assistant", "ls"), ("user", seen)]
+        messages = [{"role": role, "content": content} for role, content in dialogue]
+        observation = self.observation(seen)
+        whole = self._encode(render(messages))
+        opening = self._encode(render(messages[:1]))
+        return opening == self.first(asked) and whole[-len(observation) :] == observation
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -96,20 +144,26 @@ def _config(folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
 
-def chat_template(folder: Path) -> str:
-    """The text of a folder's chat template. Raises UsageError where it has none."""
+def chat_template(folder: Path, given: str | Path | None = None) -> str:
+    """The text of a folder's chat template, or of the file that is `given` instead. Raises
+    UsageError where there is none."""
+    if given is not None:
+        return Path(given).expanduser().read_text("utf-8")
     file = folder / "chat_template.jinja"
     template = file.read_text("utf-8") if file.is_file() else _config(folder).get("chat_template")
     if isinstance(template, list):  # several named templates
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if not template:
-        raise UsageError(f"policy={folder}: no chat template; take an instruction-tuned model")
+        raise UsageError(
+            f"policy={folder}: its tokenizer has no chat template; give one by "
+            "policy.chat_template=FILE.jinja, or take an instruction-tuned model"
+        )
     return template
 
 
-def _renderer(folder: Path) -> Any:
+def _renderer(folder: Path, template: str) -> Any:
     """A function from messages to the rendered text with the assistant's header at its end."""
-    config, template = _config(folder), chat_template(folder)
+    config = _config(folder)
 
     def refuse(message: str) -> None:
         raise UsageError(f"policy={folder}: its chat template says: {message}")
@@ -119,7 +173,10 @@ def _renderer(folder: Path) -> Any:
     )
     environment.filters["tojson"] = lambda value, **kw: json.dumps(value, ensure_ascii=False, **kw)
     environment.globals["raise_exception"] = refuse
-    compiled = environment.from_string(template)
+    try:
+        compiled = environment.from_string(template)
+    except TemplateError as error:
+        raise UsageError(f"policy={folder}: its chat template is no template ({error})") from error
     special = {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in config.items()
@@ -127,9 +184,15 @@ def _renderer(folder: Path) -> Any:
     }
 
     def render(messages: list[dict[str, str]]) -> str:
-        return compiled.render(
-            messages=messages, add_generation_prompt=True, enable_thinking=False, **special
-        )
+        try:
+            return compiled.render(
+                messages=messages, add_generation_prompt=True, enable_thinking=False, **special
+            )
+        except TemplateError as error:
+            raise UsageError(
+                f"policy={folder}: its chat template cannot be rendered ({error}); give another by "
+                "policy.chat_template=FILE.jinja"
+            ) from error
 
     return render
 

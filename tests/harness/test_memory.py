@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
 import subprocess
 import sys
@@ -131,7 +129,7 @@ def test_the_learner_refuses_before_it_answers_anything(tmp_path):
     config = compose(["schedule=stream", "schedule.release=submit"])
     options = learner_options(config, resolve("tiny"), tmp_path)
     with pytest.raises(UsageError, match=r"ledger\.max_open_groups=null.*take ledger\.max_open"):
-        TorchLearner(**options, free_bytes=100 * MIB)
+        TorchLearner(**options, free_bytes=200 * MIB)
     TorchLearner(**options, free_bytes=400 * MIB)
 
 
@@ -148,5 +146,4 @@ def test_a_run_that_cannot_fit_ends_with_2_before_any_rollout(tmp_path: Path) ->
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("error: ledger.max_open_groups=null, ledger.form=auto")
     assert "Traceback" not in ended.stderr
-    assert json.loads(ended.stdout)["status"] == "failed"
-    assert not list(itertools.chain.from_iterable(p.open() for p in tmp_path.rglob("traj*.jsonl")))
+    assert ended.stdout == "" and not list(tmp_path.iterdir())  # nothing has begun

@@ -37,7 +37,7 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("-m launcher=slurm", ("hydra/launcher=submitit_slurm: the launcher's plugin is not ins",)),
         ("rollout.group_size=many", ("rollout.group_size=many", "Integer")),
         ("rollout.group_size=1", ("rollout.group_size=1", "groups of 2 or more")),
-        ("policy.path=/no/such/policy", ("policy.path=/no/such/policy", "no such file")),
+        ("policy.path=/no/such/policy", ("policy=/no/such/policy", "a folder with a config.json")),
         ("replay=[", ("[",)),
         ("seed", ("seed",)),
     ],

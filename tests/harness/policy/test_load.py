@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -64,6 +65,24 @@ def test_folders_and_names(tmp_path: Path) -> None:
         resolve(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"policy=hf: .*policy\.path=FOLDER"):
         resolve("hf")
+
+
+def test_a_models_name_is_looked_up_in_the_local_cache_and_never_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    name = "some-owner/some-model"
+    with pytest.raises(UsageError, match=f"^policy={name}: .*`hf download {name}` first") as caught:
+        validate(compose(["policy=hf", f"policy.path={name}"]))
+    assert "\n" not in str(caught.value)
+    snapshot = tmp_path / "models--some-owner--some-model" / "snapshots" / "abc"
+    (snapshot.parents[1] / "refs").mkdir(parents=True)
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    shutil.copytree(TINY, snapshot)
+    assert resolve(name) == snapshot
+    validate(compose(["policy=hf", f"policy.path={name}"]))
 
 
 def test_smollm2_is_found_without_importing_its_package(
@@ -156,14 +175,12 @@ def test_a_gguf_file_is_trained_dequantised(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"model_type": "gpt2"},
-            r"model_type=gpt2 is not served by the engines here; take a",
-        ),
-        ({"model_type": None}, r"model_type=None is not served by the engines here"),
-        ({"attention_bias": True}, r"attention_bias=True is not served"),
+        ({"model_type": None}, r"its config\.json names no model_type"),
+        ({"quantization_config": {"bits": 4}}, r"quantised weights cannot be trained here"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, r"rope_type=dynamic: .*take a model"),
         ({"max_position_embeddings": 600}, r"^rollout\.max_context_tokens=640: .*=600; take"),
-        ({}, r"no model\.safetensors there"),
+        ({"max_position_embeddings": None, "n_positions": 600}, r"=600; take"),
+        ({}, r"no weights there \(such as model\.safetensors\)"),
     ],
 )
 def test_what_the_engine_cannot_serve_is_refused_before_anything_starts(

@@ -130,3 +130,80 @@ def test_refuses_a_folder_without_a_template(folder: Path, tmp_path: Path) -> No
         )
     with pytest.raises(UsageError, match=r"no tokenizer\.json"):
         ChatTokens(tmp_path / "nowhere")
+
+
+# The shapes of three more families: headers of special tokens, instructions in brackets with the
+# answer bare between them, and roles that are renamed.
+LLAMA3 = (
+    "{{- bos_token }}{% for message in messages %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{{- message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
+)
+SPECIAL = {
+    "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    "mistral": ["<s>", "[INST]", "[/INST]", "</s>"],
+    "gemma": ["<bos>", "<start_of_turn>", "<end_of_turn>", "<eos>"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "stop"),
+    [("llama3", LLAMA3, "<|eot_id|>"), ("mistral", MISTRAL, "</s>"),
+     ("gemma", GEMMA, "<end_of_turn>")],
+)  # fmt: skip
+def test_prompts_are_those_of_the_models_own_chat_template(
+    folder: Path, tmp_path: Path, name: str, template: str, stop: str
+) -> None:
+    """What the engine is fed, against transformers' apply_chat_template of the whole dialogue."""
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(folder)
+    own.add_special_tokens({"additional_special_tokens": SPECIAL[name]})
+    own.bos_token, own.eos_token = SPECIAL[name][0], stop
+    own.chat_template = template
+    own.save_pretrained(tmp_path)
+    chat, reference = ChatTokens(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+
+    def applied(messages: list[dict[str, str]]) -> list[int]:
+        return reference.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+
+    asked = {"role": "user", "content": FIRST}
+    assert chat.first(FIRST) == applied([asked])
+    whole = [
+        asked,
+        {"role": "assistant", "content": ACTION},
+        {"role": "user", "content": OBSERVATION},
+    ]
+    assert dialogue(chat) == applied(whole)
+    assert chat.stop_tokens == (reference.convert_tokens_to_ids(stop),)
+
+
+def test_without_a_template_one_can_be_given(folder: Path, tmp_path: Path) -> None:
+    bare = with_template(folder, tmp_path, "")
+    with pytest.raises(UsageError, match=r"no chat template; give one by policy\.chat_template="):
+        ChatTokens(bare)
+    given = tmp_path / "mine.jinja"
+    given.write_text(CHAT_TEMPLATE)
+    assert dialogue(ChatTokens(bare, given)) == dialogue(ChatTokens(folder))
+    for broken in ("{% for %}", "{{ strftime_now('%d') }}"):
+        given.write_text(broken)
+        with pytest.raises(UsageError, match="its chat template") as caught:
+            ChatTokens(folder, given)
+        assert "\n" not in str(caught.value)

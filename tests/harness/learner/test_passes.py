@@ -1,0 +1,170 @@
+"""How passes are made: side by side without padding, with layers that run again, in bfloat16."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.composition import compose
+from harness.config import ObjectiveConfig
+from harness.learner.client import ScoredTokens
+from harness.learner.passes import lay_side_by_side, recompute
+from harness.learner.precision import weights_dtype
+from harness.learner.scoring import Scorer
+from harness.learner.torch_learner import TorchLearner
+from harness.packing import pack
+from harness.parts import learner_options
+from harness.policy.load import resolve
+from harness.protocols import UsageError
+from harness.validation import validate
+from thundersync.true_norms import use_true_norms
+
+SIZE: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.3,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+FAMILIES = {
+    "qwen3": SIZE | {"num_key_value_heads": 2, "head_dim": 8},
+    "mistral": SIZE | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8},
+    "gpt_neox": SIZE,
+}
+COEFFICIENTS = [0.5, -1.0, 0.7, 0.3, -0.2]
+
+
+def model_of(kind: str, dtype: torch.dtype = torch.float64) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **FAMILIES[kind])
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).train()
+    if dtype == torch.float64 and kind != "gpt_neox":  # whose norms stay in it
+        use_true_norms(model)
+    return model
+
+
+def rows() -> list[ScoredTokens]:
+    """Of awkward lengths; the third's context was rewritten, the fourth has one token to learn."""
+    draw = random.Random(0)
+
+    def row(number: int, length: int, rewritten: list[int] | None = None) -> ScoredTokens:
+        mask = [0] + [int(draw.random() < 0.3) for _ in range(length - 2)] + [1]
+        tokens = [draw.randrange(61) for _ in range(length)]
+        return ScoredTokens(f"t{number}", 0, 1.0, tokens, mask, rewritten_at=rewritten or [])
+
+    return [row(0, 40), row(1, 17), row(2, 60, [20, 21]), row(3, 2), row(4, 33)]
+
+
+def gradient(
+    model: Any,
+    given: list[ScoredTokens],
+    coefficients: list[float],
+    dtype: str = "float64",
+    packed: bool = False,
+) -> torch.Tensor:
+    scorer = Scorer(model, 0.8, ObjectiveConfig(), None, dtype, packed)
+    if packed:
+        lay_side_by_side(scorer)
+    score = scorer(given, coefficients)
+    assert score is not None
+    model.zero_grad()
+    score.policy.backward()
+    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_trajectories_side_by_side_have_the_gradient_of_each_alone(kind: str, again: bool) -> None:
+    model, given = model_of(kind), rows()
+    alone = sum(gradient(model, [r], [c]) for r, c in zip(given, COEFFICIENTS, strict=True))
+    padded = gradient(model, given, COEFFICIENTS)
+    assert isinstance(alone, torch.Tensor) and relative(padded, alone) <= 1e-12
+    recompute(model, again)
+    assert relative(gradient(model, given, COEFFICIENTS, packed=True), alone) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral"])
+def test_nothing_leaks_from_one_trajectory_into_anothers_gradient(kind: str) -> None:
+    """With coefficient 0 for one of them, its tokens decide nothing: not one bit."""
+    model, given = model_of(kind), rows()
+    coefficients = [0.5, 0.0, 0.7, 0.3, -0.2]
+    before = gradient(model, given, coefficients, packed=True)
+    changed = list(given)
+    changed[1] = replace(given[1], tokens_T=[(t + 7) % 61 for t in given[1].tokens_T])
+    # Not the rounding of an embedding's sum either: its own rows are added as zeros.
+    assert torch.equal(gradient(model, changed, coefficients, packed=True), before)
+    coefficients[1] = 1.0
+    assert relative(gradient(model, changed, coefficients, packed=True), before) > 1e-3
+
+
+def test_a_body_that_hands_nothing_on_is_refused() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4)
+    model = transformers.BloomForCausalLM(config)
+    with pytest.raises(UsageError, match=r"^learner\.packing=packed: BloomForCausalLM cannot") as e:
+        lay_side_by_side(Scorer(model, 1.0, ObjectiveConfig(), packed=True))
+    assert str(e.value).endswith("take learner.packing=padded")
+
+
+def test_chunks_without_padding_hold_every_trajectory_once_and_no_more_tokens() -> None:
+    given = rows()
+    chunks = pack(given, 60, packed=True)
+    assert sorted(r.trajectory_id for c in chunks for r in c) == [r.trajectory_id for r in given]
+    assert all(sum(len(r.tokens_T) for r in c) <= 60 for c in chunks)
+    assert len(chunks) == 3 < len(pack(given, 60))
+    assert [len(c) for c in pack(given, 1, packed=True)] == [1] * 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_that_run_again_give_the_same_bits(dtype: str) -> None:
+    kept = gradient(model_of("qwen3", torch.float32), rows(), COEFFICIENTS, dtype)
+    again = model_of("qwen3", torch.float32)
+    recompute(again, True)
+    assert torch.equal(gradient(again, rows(), COEFFICIENTS, dtype), kept)
+
+
+def test_bfloat16_computes_in_it_and_sums_in_float32(tmp_path: Path) -> None:
+    config = compose(["learner.dtype=bfloat16", "schedule=stream", "schedule.release=reward"])
+    options = learner_options(config, resolve("tiny"), tmp_path)
+    learner = TorchLearner(**options, threads=1)
+    plain = TorchLearner(**options | {"dtype": "float32"}, threads=1)
+    draw = random.Random(1)
+    row = replace(rows()[0], tokens_T=[draw.randrange(1000) for _ in range(40)])
+    for one in (learner, plain):
+        one.capture([row])
+        one.accumulate([replace(row, trajectory_id="t9")], [0.3])
+        one._ledger.drop(0)
+    rounded, exact = (torch.cat([d.flatten() for d in one.update_direction(1.0)])
+                      for one in (learner, plain))  # fmt: skip
+    assert 1e-4 < relative(rounded.double(), exact.double()) < 0.1  # passes are in bfloat16
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, rounded.bfloat16().float())  # and sums are not
+    learner.step(1.0)
+    state = learner.optimizer.state[learner.parameters[0]]
+    assert {p.dtype for p in learner.parameters} == {torch.float32}
+    assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.float32
+    assert weights_dtype("bfloat16") == torch.float32
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["learner.gradient_checkpointing=true", "learner.packing=packed", "learner.dtype=bfloat16"],
+)
+def test_turns_are_refused_with_what_their_passes_cannot_have(setting: str) -> None:
+    with pytest.raises(UsageError, match=setting.replace(".", r"\.")) as caught:
+        validate(compose(["schedule=stream", "schedule.release=turn", setting]))
+    assert "schedule.release=submit" in str(caught.value)
+    config = compose(["schedule=stream", "schedule.release=auto", setting])
+    validate(config)
+    assert learner_options(config, resolve("tiny"), Path())["turns"] is None
