@@ -16,7 +16,7 @@ from harness.memory import ITEM_BYTES, KEPT_BYTES, LedgerPlan, ledger_plan
 from harness.policy.size import PolicySize, policy_size
 from harness.protocols import UsageError
 
-PROCESS_BYTES = 400_000_000  # torch and transformers, imported; measured 370 to 420 MB
+PROCESS_BYTES = 450_000_000  # torch and transformers, imported; measured 400 to 450 MB
 _ADAM_STATES = 2
 # Of the logits at action positions: themselves, divided by the temperature, their softmax, and two
 # gradients of them at a time.
@@ -39,8 +39,8 @@ def kept_bytes(size: PolicySize, made: Pass) -> int:
     scores (eager) takes more, which is not counted."""
     layer = _layer_bytes(size, made.dtype) * (1 if size.counted else _UNCOUNTED)
     inputs = size.hidden * KEPT_BYTES[made.dtype]
-    if made.checkpointing:  # every layer's input, and one layer at a time in full
-        return int(made.tokens * (size.layers * inputs + layer + 3 * inputs))
+    if made.checkpointing:  # every layer's input, one layer in full, and that layer's gradients
+        return int(made.tokens * (size.layers * inputs + 2 * layer + 3 * inputs))
     return int(made.tokens * (size.layers * layer + 3 * inputs))
 
 

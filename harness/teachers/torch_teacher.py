@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import log_softmax
 from transformers import DynamicCache
 
+from harness.policy.head import Head
 from harness.policy.load import load_for_training
 from harness.protocols import Interval, TeacherScores
 from harness.teachers.protocol import ScoreRequest
@@ -45,7 +46,7 @@ class TorchTeacher:
             hidden = self._model.base_model(
                 input_ids=torch.tensor([fed]), cache=cache, use_cache=True
             ).last_hidden_state[0, request.start - 1 - known :]
-            logits_NV = self._model.get_output_embeddings()(hidden)
+            logits_NV = Head(self._model)(hidden)
             logprobs_NV = log_softmax(logits_NV / request.temperature, -1)
         self._keep(request.session, tokens[:-1], cache)
         chosen = torch.tensor(tokens[request.start :])

@@ -39,6 +39,8 @@ def chosen(logprobs: torch.Tensor, t: Trajectory) -> torch.Tensor:
 class Unigram(nn.Module):
     """A model whose logits are a parameter, the same at every position."""
 
+    base_model_prefix = "body"
+
     def __init__(self, logits_V: list[float], dtype: torch.dtype) -> None:
         super().__init__()
         self.logits_V = nn.Parameter(torch.tensor(logits_V, dtype=dtype))
@@ -50,5 +52,9 @@ class Unigram(nn.Module):
     def get_input_embeddings(self) -> Any:
         return self
 
-    def get_output_embeddings(self) -> Any:
-        return lambda hidden: self.logits_V.expand(len(hidden), -1)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.logits_V.dtype
+
+    def forward(self, inputs_embeds: torch.Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=self.logits_V.expand(*inputs_embeds.shape[:2], -1))
