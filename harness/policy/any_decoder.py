@@ -8,6 +8,7 @@ attention that takes more than the interface hands on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,8 +69,22 @@ class AnyDecoder:
         used: int,
         chunks: Sequence[Chunk],
     ) -> torch.Tensor:
-        """Last hidden states (N, hidden); as harness.policy.decoder.Decoder.forward, but that the
-        final norm is in it."""
+        """Last hidden states (decoding + chunks, hidden), as harness.policy.decoder.Decoder's, but
+        that the final norm is in them."""
+        hidden = self._hidden(tokens_N, positions_N, slots_N, decoding, used, chunks)
+        ends = itertools.accumulate((chunk.length for chunk in chunks), initial=decoding - 1)
+        return hidden[[*range(decoding), *itertools.islice(ends, 1, None)]]
+
+    def _hidden(
+        self,
+        tokens_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        slots_N: torch.Tensor,
+        decoding: int,
+        used: int,
+        chunks: Sequence[Chunk],
+    ) -> torch.Tensor:
+        """Of every row (N, hidden)."""
         # What an idle row is given as its position decides nothing, but must be one.
         places_N = positions_N.clamp(max=self.max_context - 1)
         step = _Step(self._cache, positions_N, slots_N, decoding, used, chunks)
@@ -132,18 +147,17 @@ class AnyDecoder:
         found = []
         for start, end in ((0, read // 2), (read // 2, read)):
             found.append(
-                self.forward(
+                self._hidden(
                     tokens[start:end], torch.arange(start, end), torch.full((end - start,), slot),
-                    decoding=0, used=0, chunks=[Chunk(slot, start, end - start)],
+                    0, 0, [Chunk(slot, start, end - start)],
                 )
             )  # fmt: skip
         for place in range(read, count):
             idle = torch.zeros(self.slots, dtype=torch.long)
             fed, at = idle.clone(), idle + self.max_context
             fed[slot], at[slot] = tokens[place], place
-            hidden = self.forward(
-                fed, at, torch.arange(self.slots), decoding=self.slots, used=place + 1, chunks=[]
-            )
+            every = torch.arange(self.slots)
+            hidden = self._hidden(fed, at, every, self.slots, place + 1, [])
             found.append(hidden[slot : slot + 1])
         return self.logits(torch.cat(found))
 

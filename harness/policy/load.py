@@ -93,8 +93,10 @@ def _from_folder(path: Path, options: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        kind: Any = AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(path))]
-    except (KeyError, ValueError) as error:
+        kind: Any = AutoModelForCausalLM._model_mapping[
+            type(AutoConfig.from_pretrained(path, local_files_only=True))
+        ]
+    except (KeyError, ValueError, OSError) as error:
         line = str(error).strip().splitlines()[0][:160]
         raise UsageError(
             f"policy={path}: no causal language model of transformers: {line}"

@@ -57,5 +57,5 @@ def test_a_missing_policy_is_reported_at_start(tmp_path: Path) -> None:
         finally:
             await client.close()
 
-    with pytest.raises(UsageError, match=r"no config\.json"):
+    with pytest.raises(UsageError, match=r"no causal language model of transformers"):
         asyncio.run(scenario())
