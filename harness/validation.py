@@ -183,6 +183,8 @@ def validate(config: Config) -> None:
     if config.policy.name != "simulated" and config.agent.name == "policy":
         folder = resolve(config.policy.path or config.policy.name)
         architecture.check(folder, config.rollout.max_context_tokens)
+        if config.engine.name == "vllm":
+            architecture.DecoderConfig.read(folder)  # says itself what it is not
     lora.check(config.policy.lora)
     for key in _TARGETS:
         _importable(key, lookup(config, key))

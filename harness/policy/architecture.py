@@ -1,9 +1,9 @@
 """How the engines serve a policy, read from its folder. Torch-free, so that what they cannot serve
 is refused before anything starts.
 
-Of engine=torch: plain Llama and Qwen3 decoders go through a forward pass of this project's own, which is fast
-(harness.policy.decoder); any other causal model goes through transformers' classes
-(harness.policy.any_decoder), which is tried when it is loaded.
+Under engine=torch plain Llama and Qwen3 decoders go through a forward pass of this project's own,
+which is fast (harness.policy.decoder); any other causal model goes through transformers' classes
+(harness.policy.any_decoder), which is tried when it is loaded. engine=vllm takes the former alone.
 """
 
 from __future__ import annotations
