@@ -39,6 +39,12 @@ def gpus() -> tuple[str, ...]:
     return tuple(line.strip() for line in found.stdout.splitlines() if line.strip())
 
 
+def gpu_count() -> int:
+    """GPUs that this machine shows, to nvidia-smi or as devices: a container may lack that tool."""
+    devices = [p for p in Path("/dev").glob("nvidia*") if p.name.removeprefix("nvidia").isdigit()]
+    return max(len(gpus()), len(devices))
+
+
 def hardware_label() -> str:
     """One label for a table row: where the work ran. This version computes on the CPU."""
     return f"cpu, {cores()} cores, {cpu_model()}"

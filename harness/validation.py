@@ -7,12 +7,12 @@ import difflib
 import importlib.util
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from environments.sandbox.options import check_mirrors
-from harness import continuation, schedule_rules, simulation
+from harness import continuation, hardware, schedule_rules, simulation
 from harness.cluster import devices, pinning
 from harness.config import Config, SandboxConfig, lookup
 from harness.engines import select as engines
@@ -138,7 +138,7 @@ _FILES = ("replay", "teacher.path", "teacher.file", "policy.chat_template")
 _TARGETS = ("schedule.target", "ledger.target", "segments.target")
 
 
-def validate(config: Config) -> None:
+def validate(config: Config, gpu_count: Callable[[], int] = hardware.gpu_count) -> None:
     """Raises UsageError, one line, for the first setting that cannot be run. Fills in what a
     virtual run's hardware says."""
     check_values(config)
@@ -167,6 +167,7 @@ def validate(config: Config) -> None:
     _marks(config.evaluation.marks)
     _ranks(config)
     devices.check(config)
+    _gpus(config, gpu_count)
     pinning.cores(config)  # says itself where they are not there
     _hosts(config.sandbox)
     check_mirrors(config.sandbox.mirrors)
@@ -236,6 +237,27 @@ def _ranks(config: Config) -> None:
         raise UsageError("learner.parallel=fsdp: nothing to shard; take learner.ranks=2 or more")
     if learner.ranks == 1 and config.ledger.sharded:
         raise UsageError("ledger.sharded=true: nothing to shard; take learner.ranks=2 or more")
+
+
+def _gpus(config: Config, count: Callable[[], int]) -> None:
+    """Of a run that learns on GPUs, before anything is looked for that only such a machine has. A
+    Ray cluster has its own; of an engine alone on one, vLLM says it."""
+    engine, learner = config.engine, config.learner
+    if learner.device != "cuda":
+        return
+    needed = {
+        "learner": learner.ranks,
+        "engine": config.schedule.engine_devices if engine.device == "cuda" else 0,
+    }
+    wanted = sum(needed.values())
+    if config.cluster.name != "local" or wanted <= (found := count()):
+        return
+    parts = " and ".join(f"{number} for the {name}" for name, number in needed.items() if number)
+    keys = " ".join(f"{name}.device=cuda" for name, number in needed.items() if number)
+    raise UsageError(
+        f"{keys}: needs {wanted} GPUs ({parts}), this machine shows {found}; start it where there "
+        "are as many, or try it out here with rehearsal=cpu (docs/gpu_presets.md)"
+    )
 
 
 def _hosts(sandbox: SandboxConfig) -> None:

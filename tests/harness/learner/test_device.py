@@ -32,4 +32,6 @@ def test_a_rank_has_one_gpu():
     with pytest.raises(UsageError, match=r"learner\.device=cuda: .* take learner\.ranks=2"):
         validate(config)
     config.learner.ranks = 2
-    validate(config)
+    validate(config, gpu_count=lambda: 2)
+    with pytest.raises(UsageError, match=r"needs 2 GPUs .*, this machine shows 1"):
+        validate(config, gpu_count=lambda: 1)

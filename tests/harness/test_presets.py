@@ -1,0 +1,79 @@
+"""The presets for GPU nodes: they compose and are valid, are refused in one line where there are no
+GPUs, and run for real when they are scaled down."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from harness.composition import compose
+from harness.policy.load import resolve
+from harness.records import SCHEMA_PATH
+from harness.validation import validate
+
+PRESETS = ("paper_swebench_8xh100", "paper_terminal_bench")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """What stands for the preset's weights: the bundled policy's, called one of long contexts."""
+    folder = shutil.copytree(resolve("tiny"), tmp_path / "large")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 262144}))
+    return folder
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_all_that_needs_no_gpu_is_valid(preset: str, large: Path) -> None:
+    """But for vLLM, which may not be installed here, and the data, which lie elsewhere."""
+    config = compose(
+        [
+            f"experiment={preset}", f"policy.path={large}", "env.dataset=mini", "engine=torch",
+            "engine.device=cpu", "engine.dtype=float32",
+        ]
+    )  # fmt: skip
+    validate(config, gpu_count=lambda: 8)
+    assert config.engine.name == "torch" and config.learner.parallel == "fsdp"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_without_gpus_it_is_one_line_with_the_way_out(preset: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "harness.run", f"experiment={preset}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    (line,) = ended.stderr.splitlines()
+    assert "needs 8 GPUs (7 for the learner and 1 for the engine), this machine shows 0" in line
+    assert "rehearsal=cpu (docs/gpu_presets.md)" in line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_rehearsal_makes_one_update_of_two_tasks(preset: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [
+            sys.executable, "-m", "harness.run", f"experiment={preset}", "rehearsal=cpu",
+            f"hydra.run.dir={tmp_path}/run", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    jsonschema.validate(summary, json.loads(SCHEMA_PATH.read_text()))
+    assert (summary["status"], summary["updates"], summary["trajectories"]) == ("finished", 1, 8)
+    assert summary["accuracy"]["tasks"] == 2
+    (row,) = csv.DictReader((tmp_path / "run" / "updates.csv").open())
+    # The bundled policy seldom solves a terminal task: groups alike have no gradient to compare.
+    without_signal = row["groups_degenerate"] == "2"
+    assert summary["parity"]["ok"] is (None if without_signal else True)
+    assert without_signal == (float(row["gradient_norm"]) == 0.0)
+    assert (tmp_path / "run" / "checkpoints" / "update-000001").is_dir()
