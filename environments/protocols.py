@@ -15,7 +15,7 @@ from environments.values import value
 
 InfrastructureKind = Literal[
     "image", "start", "exec_transport", "out_of_memory", "disk", "verifier_timeout", "parser",
-    "teacher",
+    "teacher", "engine",
 ]  # fmt: skip
 
 
@@ -145,14 +145,15 @@ class Sandbox(Protocol):
 
 @dataclass
 class SandboxCounters:
-    """`warm` starts were served by a sandbox made ahead, `engine_losses` times an engine went
-    away."""
+    """`warm` starts were served by a sandbox made ahead, `engine_losses` times an engine or a host
+    of sandboxes went away; `lost` sandboxes ended with their host."""
 
     created: int = 0
     removed: int = 0
     leaked: int = 0
     warm: int = 0
     engine_losses: int = 0
+    lost: int = 0
 
 
 class SandboxProvider(Protocol):

@@ -208,7 +208,9 @@ class EngineConfig:
 
     name: str = "torch"
     slots: int = 64  # sequences that decode together
-    replicas: int = 1  # of a simulated one: filled in, from the hardware and its share of devices
+    # Processes that share schedule.engine_devices evenly. Of a simulated one: filled in, from the
+    # hardware and its share of devices.
+    replicas: int = 1
     device: str = "cpu"  # cuda: one GPU; not verified on a GPU
     dtype: str = "float32"
     arguments: dict[str, Any] = field(default_factory=dict)  # of vllm.AsyncEngineArgs, as they are
@@ -263,8 +265,15 @@ class ClockConfig:
 
 @dataclass
 class ClusterConfig:
+    """`pin_cores` is of name=local; what follows is of name=ray (docs/ray.md)."""
+
     name: str = "local"
     pin_cores: bool = False
+    address: str | None = None  # HOST:PORT of a cluster to join, or auto; null: one for this run
+    # New weights reach engines by the run's folder or as one Ray object; auto: the folder where all
+    # of them are on this machine.
+    publication: str = "auto"
+    start_timeout_s: float = 60.0  # for what was asked for to be there
 
 
 @dataclass

@@ -192,6 +192,7 @@ class Experiment:
         self.policy_sha256 = _sha256(parts.policy_folder)
         return {
             "resumed_from": self.checkpoints.history(),
+            "cluster": parts.cluster,
             "sandbox": None if provider is None else {"kind": provider.kind, "why": provider.why},
             "data": parts.environment.data_hashes(),
             "trains_on_evaluation": parts.trains_on_evaluation,

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from harness import composition, continuation, fit, multirun
-from harness.cluster.local import WorkerEnded
+from harness.cluster.protocol import WorkerEnded
 from harness.config import Config
 from harness.interrupt import Interrupted, hand_back, signals_raise
 from harness.protocols import InfrastructureError, UsageError

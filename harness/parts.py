@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from harness.agents import Agent, PolicyAgent, scripted
 from harness.charged import settings as charged
 from harness.clock import WallClock
+from harness.cluster.local import LocalCluster
 from harness.cluster.pinning import cores
+from harness.cluster.protocol import Cluster
+from harness.cluster.select import open_cluster
 from harness.cluster.worker import load
 from harness.config import Config
+from harness.engines.select import open_engine
 from harness.evaluation import check_held_out
 from harness.footprint import pass_bytes
 from harness.learner.client import TorchLearnerClient
@@ -53,6 +57,7 @@ class Parts:
     trains_on_evaluation: bool = False  # on tasks that were made for evaluation, as asked
     # Who acts in virtual time, at a sampling temperature; None where agent.name says it.
     agents: Callable[[float], MakeAgent] | None = None
+    cluster: Mapping[str, Any] | None = None  # what of it is where, for the manifest
 
 
 @contextlib.asynccontextmanager
@@ -75,9 +80,11 @@ async def open_parts(
         env = config.env
         on_evaluation = check_held_out(environment, env.split, env.eval_split, env)
     async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(open_cluster(config, weights, say=say))
         provider: SandboxProvider | None = None
         if config.replay is None:
-            provider = await open_sandboxes(environment, config, run_id, weights is not None)
+            trains = weights is not None
+            provider = await open_sandboxes(environment, config, run_id, trains, cluster)
             stack.push_async_callback(provider.close)
             say(f"sandbox: {provider.why}")
         engine = learner = chat = folder = teacher = None
@@ -91,7 +98,6 @@ async def open_parts(
 
         starts = [asyncio.to_thread(slow_imports)]
         if config.agent.name == "policy":
-            from harness.engines.select import make_engine
             from harness.policy.load import resolve
             from harness.policy.tokenizer import ChatTokens
             from harness.teachers.select import make_teacher
@@ -103,8 +109,8 @@ async def open_parts(
                     {config.env.split, config.env.eval_split} if weights else {config.env.split}
                 )
                 check_prompts(environment, sorted(splits), chat, config.rollout, say)
-            engine_cores, learner_cores = cores(config)
-            engine = make_engine(config, folder, engine_cores)
+            _, learner_cores = cores(config)
+            engine = open_engine(config, folder, cluster, say)
             stack.push_async_callback(engine.close)
             starts.append(engine.start())
             if weights is not None:
@@ -112,40 +118,45 @@ async def open_parts(
                     learner_options(config, folder, weights),
                     threads=learner_threads(config),
                     affinity=learner_cores,
+                    worker=cluster.worker,
                 )
                 stack.push_async_callback(learner.close)
                 starts.append(learner.start())
-                teacher = make_teacher(config, folder)
+                teacher = make_teacher(config, folder, cluster.worker)
                 if teacher is not None:
                     stack.push_async_callback(teacher.close)
                     starts.append(teacher.start())
         await asyncio.gather(*starts)
         stack.push_async_callback(clock.cancel_all)  # first on the way out: rollouts use the rest
         yield Parts(
-            clock, environment, provider, engine, learner, chat, folder, teacher, on_evaluation
-        )
+            clock, environment, provider, engine, learner, chat, folder, teacher, on_evaluation,
+            cluster=cluster.facts(),
+        )  # fmt: skip
 
 
 async def open_sandboxes(
-    environment: Environment, config: Config, run_id: str, trains: bool
+    environment: Environment,
+    config: Config,
+    run_id: str,
+    trains: bool,
+    cluster: Cluster | None = None,
 ) -> SandboxProvider:
     """Sandboxes of the kind that the data set's first task can have. Those that a batch (or else
     the evaluation) begins with are made ahead, where all its tasks start from the same."""
     from environments.sandbox.options import ProviderOptions
     from environments.sandbox.pool import kind_of
-    from environments.sandbox.select import SandboxKind, open_provider
 
     specs = [environment.sandbox_spec(task) for task in environment.tasks(config.env.split)]
     first, sandbox = specs[0], config.sandbox
     samples = min(len(specs), config.evaluation.tasks or len(specs))
     samples *= config.evaluation.samples_per_task
     batch = config.rollout.group_size * config.rollout.groups_per_batch
-    return await open_provider(
-        cast(SandboxKind, sandbox.kind),
-        image=first.build.base if first.build is not None else first.image,
-        run_id=run_id,
-        max_parallel=sandbox.max_parallel,
-        options=ProviderOptions(
+    arguments = {
+        "kind": sandbox.kind,
+        "image": first.build.base if first.build is not None else first.image,
+        "run_id": run_id,
+        "max_parallel": sandbox.max_parallel,
+        "options": ProviderOptions(
             warm=sandbox.warm,
             time_to_live_s=sandbox.time_to_live_s,
             start_parallel=sandbox.start_parallel,
@@ -155,9 +166,10 @@ async def open_sandboxes(
             disk_free_mb=sandbox.disk_free_mb,
             mirrors=list(sandbox.mirrors),
         ),
-        expect=first if len({kind_of(spec) for spec in specs}) == 1 else None,
-        expect_parallel=batch if trains else samples,
-    )
+        "expect": first if len({kind_of(spec) for spec in specs}) == 1 else None,
+        "expect_parallel": batch if trains else samples,
+    }
+    return await (cluster or LocalCluster()).sandboxes(arguments)
 
 
 def ledger_form(config: Config) -> str:

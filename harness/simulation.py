@@ -101,6 +101,7 @@ async def open_simulated(
     from environments.simulated.environment import Simulated
     from environments.simulated.sandbox import SimulatedProvider
     from environments.simulated.workload import Limits, make_workload
+    from harness.cluster.select import paper_facts
     from harness.contention import Cores
     from harness.costs.select import cost_model
     from harness.engines.simulated import SimulatedEngine
@@ -138,6 +139,7 @@ async def open_simulated(
         yield Parts(
             clock, environment, provider, engine, learner, None, None,
             agents=lambda temperature: lambda task: PlannedAgent(engine, task.payload["life"]),
+            cluster=paper_facts(config),
         )  # fmt: skip
     finally:
         await clock.cancel_all()

@@ -14,6 +14,7 @@ from typing import Any
 from environments.sandbox.options import check_mirrors
 from harness import continuation, hardware, schedule_rules, simulation
 from harness.cluster import devices, pinning
+from harness.cluster import select as clusters
 from harness.config import Config, SandboxConfig, lookup
 from harness.engines import select as engines
 from harness.objectives import contradictions, exactness, offpolicy, opd
@@ -55,7 +56,8 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "learner.packing": ("padded", "packed"),
     "sandbox.kind": ("auto", "docker", "bubblewrap", "simulated"),
     "clock.kind": ("wall", "virtual"),
-    "cluster.name": ("local",),
+    "cluster.name": ("local", "ray"),
+    "cluster.publication": ("auto", "folder", "object"),
     "budget.kind": ("updates", "trajectories", "tokens", "wall_clock_s", "device_s"),
     "ledger.form": ("auto", "affine", "bucket"),
     "ledger.dtype": ("float32", "float64", "bfloat16"),
@@ -106,11 +108,13 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "teacher.timeout_s": (0, math.inf, False),
     "teacher.wait_s": (0, math.inf, True),
     "engine.slots": (1, math.inf, True),
+    "engine.replicas": (1, math.inf, True),
     "learner.ranks": (1, math.inf, True),
     "learner.beta1": (0, 1, True),
     "learner.beta2": (0, 1, True),
     "learner.weight_decay": (0, math.inf, True),
     "learner.gradient_clip": (0, math.inf, False),
+    "cluster.start_timeout_s": (0, math.inf, False),
     "sandbox.max_parallel": (1, math.inf, True),
     "sandbox.start_parallel": (1, math.inf, True),
     "sandbox.exec_parallel": (1, math.inf, True),
@@ -167,7 +171,9 @@ def validate(config: Config, gpu_count: Callable[[], int] = hardware.gpu_count) 
     _marks(config.evaluation.marks)
     _ranks(config)
     devices.check(config)
-    _gpus(config, gpu_count)
+    clusters.check(config)
+    if config.cluster.name == "local":  # elsewhere Ray says what there is
+        _gpus(config, gpu_count)
     pinning.cores(config)  # says itself where they are not there
     _hosts(config.sandbox)
     check_mirrors(config.sandbox.mirrors)

@@ -7,7 +7,7 @@ from typing import get_args
 
 from environments.protocols import InfrastructureKind, UsageError
 
-KINDS = tuple(kind for kind in get_args(InfrastructureKind) if kind != "teacher")
+KINDS = tuple(kind for kind in get_args(InfrastructureKind) if kind not in ("teacher", "engine"))
 
 
 @dataclass

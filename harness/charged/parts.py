@@ -16,6 +16,8 @@ from harness.charged.lives import ChargedAgent, Lengths, lived, per_turn
 from harness.charged.sandboxes import ChargedProvider
 from harness.charged.settings import THREADS
 from harness.charged.workshop import Workshop
+from harness.cluster.protocol import Cluster
+from harness.cluster.select import open_for_workshop
 from harness.cluster.worker import load
 from harness.config import Config
 from harness.contention import Cores
@@ -69,8 +71,10 @@ async def open_charged(
     cores = _cores(config, costs, clock)
     lengths = Lengths()
     workshop = Workshop()
+    stack = contextlib.ExitStack()
     try:
-        provider = _provider(config, real, run_id, clock, workshop, cores)
+        cluster = stack.enter_context(open_for_workshop(config, workshop.begin, say=say))
+        provider = _provider(config, real, run_id, clock, workshop, cores, cluster)
         try:
             say(f"VIRTUAL: times of workload={config.workload.name}; sandbox: {provider.real.why}")
             say(f"VIRTUAL: real learning of policy={config.policy.name}, charged as {costs.label}")
@@ -80,8 +84,9 @@ async def open_charged(
             engine = _engine(config, costs, clock, folder, cores)
             learner = _learner(config, costs, clock, folder, weights, workshop, lengths, cores)
             parts = Parts(
-                clock, environment, provider, engine, learner, chat, folder, None, on_evaluation
-            )
+                clock, environment, provider, engine, learner, chat, folder, None, on_evaluation,
+                cluster=cluster.facts(),
+            )  # fmt: skip
 
             def agents(temperature: float) -> Callable[[Task], Agent]:
                 policy = policy_agent(config, parts, temperature)
@@ -95,6 +100,7 @@ async def open_charged(
         finally:
             await provider.close()
     finally:
+        stack.close()
         workshop.close()
 
 
@@ -150,9 +156,10 @@ def _provider(
     clock: VirtualClock,
     workshop: Workshop,
     cores: Cores | None,
+    cluster: Cluster,
 ) -> ChargedProvider:
     sandbox = replace(config.sandbox, exec_parallel=_COMMANDS)
-    opened = open_sandboxes(real, replace(config, sandbox=sandbox), run_id, True)
+    opened = open_sandboxes(real, replace(config, sandbox=sandbox), run_id, True, cluster)
     return ChargedProvider(
         clock,
         workshop,

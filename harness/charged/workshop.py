@@ -9,16 +9,14 @@ first in reality is never seen.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from harness.cluster.memory import keep_memory
+
 T = TypeVar("T")
-_MALLOC = {-8: 1, -3: 1_000_000_000, -1: 2_000_000_000, -2: 200_000_000}
 
 
 class Workshop:
@@ -26,7 +24,7 @@ class Workshop:
     the other, in the order of asking."""
 
     def __init__(self) -> None:
-        _keep_memory()
+        keep_memory()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sandboxes")
         self._thread.start()
@@ -56,13 +54,3 @@ class Workshop:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-
-
-def _keep_memory() -> None:
-    """As worker processes have it (harness.cluster.local): one heap that is never handed back;
-    default malloc page-faults cost a third of the time."""
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # not glibc
-            mallopt = ctypes.CDLL(None).mallopt
-            for option, value in _MALLOC.items():
-                mallopt(option, value)

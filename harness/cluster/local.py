@@ -7,26 +7,26 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from typing import Any
 
-from harness.protocols import UsageError
+from harness.cluster import memory, protocol
+from harness.cluster.protocol import WorkerEnded, WorkerError
+from harness.protocols import SandboxProvider, UsageError
 
-# A heap that is never handed back: default malloc page-faults cost a third of the time here.
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "MALLOC_TRIM_THRESHOLD_": "2000000000",
-    "MALLOC_TOP_PAD_": "200000000",
-}
+__all__ = ["LocalCluster", "Worker", "WorkerEnded", "WorkerError"]
 
 
-class WorkerError(RuntimeError):
-    """A worker raised, or died; the message carries the worker's own words."""
-
-
-class WorkerEnded(WorkerError):
-    """The process is gone: where several fail together, this is the cause."""
+def environment(threads: int) -> dict[str, str]:
+    """Of a worker process that computes with so many threads, beside what it inherits."""
+    counted = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        **memory.ENVIRONMENT,
+        **dict.fromkeys(counted, str(threads)),
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 class Worker:
@@ -51,11 +51,7 @@ class Worker:
     async def start(self) -> None:
         """Start the process and wait until its service object is built."""
         ours, theirs = Pipe()
-        env = os.environ | MALLOC
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            env[name] = str(self._threads)
-        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        env["TOKENIZERS_PARALLELISM"] = "false"
+        env = os.environ | environment(self._threads)
         if self._affinity is not None:
             env["HARNESS_WORKER_AFFINITY"] = ",".join(map(str, self._affinity))
         os.set_inheritable(theirs.fileno(), True)
@@ -144,3 +140,25 @@ class Worker:
             process.kill()
             process.wait()
         self._connection.close()
+
+
+class LocalCluster:
+    """Worker processes and sandboxes of this machine."""
+
+    name = "local"
+
+    @property
+    def worker(self) -> protocol.MakeWorker:
+        return Worker
+
+    async def share(self, path: str) -> str:
+        """The file itself: every process is on this machine."""
+        return path
+
+    async def sandboxes(self, arguments: Mapping[str, Any]) -> SandboxProvider:
+        from environments.sandbox.select import open_provider
+
+        return await open_provider(**arguments)
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"name": self.name}

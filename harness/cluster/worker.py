@@ -36,7 +36,8 @@ def load(dotted: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _wants_reply(method: Callable[..., Any]) -> bool:
+def wants_reply(method: Callable[..., Any]) -> bool:
+    """Whether it answers later, through its first parameter."""
     return next(iter(inspect.signature(method).parameters), None) == "reply"
 
 
@@ -75,7 +76,7 @@ def _answer(service: Any, connection: Connection) -> bool:
 
     try:
         method = getattr(service, verb)
-        if _wants_reply(method):
+        if wants_reply(method):
             method(reply, *args, **kwargs)
         else:
             reply(method(*args, **kwargs))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.cluster.local import Worker
+from harness.cluster.protocol import MakeWorker
 from harness.protocols import Completion, Generation, Interval
 
 
@@ -24,12 +25,13 @@ class TorchEngineClient:
         threads: int = 1,
         affinity: Sequence[int] | None = None,
         name: str = "engine/0",
+        worker: MakeWorker = Worker,
     ) -> None:
         options: dict[str, Any] = {
             "path": str(path), "slots": slots, "max_context": max_context,
             "threads": threads, "name": name,
         }  # fmt: skip
-        self._worker = Worker(name, self.TARGET, options, threads=threads, affinity=affinity)
+        self._worker = worker(name, self.TARGET, options, threads=threads, affinity=affinity)
 
     async def start(self) -> None:
         await self._worker.start()
@@ -44,7 +46,8 @@ class TorchEngineClient:
     async def release(self, session: str) -> None:
         await self._worker.call("release", session)
 
-    async def update_weights(self, path: str, version: int, in_flight: bool = True) -> None:
+    async def update_weights(self, path: Any, version: int, in_flight: bool = True) -> None:
+        """`path` as the cluster shares it."""
         await self._worker.call("update_weights", path, version, in_flight)
 
     async def drain_intervals(self) -> list[Interval]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from harness.cluster.protocol import Cluster
 from harness.config import Config
 from harness.engines.vllm_options import OWN, VllmOptions
 from harness.protocols import UsageError
@@ -33,6 +34,14 @@ def check(config: Config) -> None:
     if engine.name == "torch":
         _plain(config)
         return
+    for key, found, only in (
+        ("engine.replicas", engine.replicas, 1), ("cluster", config.cluster.name, "local")
+    ):  # fmt: skip
+        if found != only:
+            raise UsageError(
+                f"{key}={found}: engine=vllm is one process beside the harness; take "
+                f"{key}={only}, or engine=torch"
+            )
     if config.replay is not None:
         raise UsageError(
             f"engine=vllm: replay={config.replay} has the engine decode recorded tokens, and vLLM "
@@ -66,22 +75,10 @@ def _plain(config: Config) -> None:
 
 
 def make_engine(config: Config, folder: Path, affinity: Sequence[int] | None) -> Any:
-    """The engine's client, not started."""
-    threads = config.schedule.engine_devices
-    if config.engine.name == "vllm":
-        from harness.engines.vllm_client import VllmEngineClient
+    """vLLM's client, not started."""
+    from harness.engines.vllm_client import VllmEngineClient
 
-        options = vllm_options(config, folder)
-        return VllmEngineClient(options, affinity=affinity)
-    from harness.engines.client import TorchEngineClient
-
-    return TorchEngineClient(
-        folder,
-        slots=config.engine.slots,
-        max_context=config.rollout.max_context_tokens,
-        threads=threads,
-        affinity=affinity,
-    )
+    return VllmEngineClient(vllm_options(config, folder), affinity=affinity)
 
 
 def vllm_options(config: Config, folder: Path) -> VllmOptions:
@@ -110,3 +107,30 @@ def _gpu(config: Config) -> str:
             f"beside learner.ranks={config.learner.ranks}"
         )
     return names[number]
+
+
+def open_engine(config: Config, folder: Path, cluster: Cluster, say: Callable[[str], None]) -> Any:
+    """The engine on a cluster, not started yet. Replicas of engine=torch share
+    schedule.engine_devices and their cores evenly; vLLM is one process of this machine."""
+    from harness.cluster.needs import engine_threads
+    from harness.cluster.pinning import cores
+    from harness.engines.replicas import Replica, Replicas
+
+    pinned, threads = cores(config)[0], engine_threads(config)
+    if config.engine.name == "vllm":
+        return make_engine(config, folder, pinned)
+
+    def replica(number: int) -> Replica:
+        from harness.engines.client import TorchEngineClient
+
+        return TorchEngineClient(
+            folder,
+            slots=config.engine.slots,
+            max_context=config.rollout.max_context_tokens,
+            threads=threads,
+            affinity=pinned and pinned[number * threads : (number + 1) * threads],
+            name=f"engine/{number}",
+            worker=cluster.worker,
+        )
+
+    return Replicas(replica, config.engine.replicas, cluster.share, say)

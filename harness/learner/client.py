@@ -16,7 +16,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from harness.cluster.local import Worker, WorkerEnded, WorkerError
+from harness.cluster.local import Worker
+from harness.cluster.protocol import MakeWorker, WorkerEnded, WorkerError
+from harness.cluster.protocol import Worker as AnyWorker
 from harness.learner.placement import Placement, alike_together, parts, split
 from harness.objectives.ratios import merged
 from harness.packing import pack
@@ -76,14 +78,18 @@ class TorchLearnerClient:
     GRACE_S = 2.0  # in which a failure's cause may still come in after its consequences
 
     def __init__(
-        self, options: dict[str, Any], threads: int, affinity: Sequence[int] | None = None
+        self,
+        options: dict[str, Any],
+        threads: int,
+        affinity: Sequence[int] | None = None,
+        worker: MakeWorker = Worker,
     ) -> None:
         self._placement: Placement = options.get("placement") or Placement()
         self._behaviour = options["objective"].importance.kind != "none"
         self._each = threads // self._placement.ranks
         self._rendezvous = Path(options["publish_folder"]) / f".ranks-{uuid.uuid4().hex}"
         self._workers = [
-            Worker(
+            worker(
                 f"learner/{rank}",
                 self.TARGET,
                 self._options_of(rank, options),
@@ -114,7 +120,7 @@ class TorchLearnerClient:
 
     # -- many ranks --------------------------------------------------------------------------------
 
-    async def _gather(self, calls: Mapping[Worker, Any]) -> list[Any]:
+    async def _gather(self, calls: Mapping[AnyWorker, Any]) -> list[Any]:
         """Await what was asked of several ranks. Raises at the first failure, or with its cause
         where a peer's death made others fail: they may wait in a collective for ever."""
         tasks = [asyncio.ensure_future(call) for call in calls.values()]

@@ -23,15 +23,17 @@ def open_device(
     """The device of one rank. Raises UsageError where this machine does not show that many GPUs."""
     if placement.device == "cpu":
         return torch.device("cpu")
-    if visible() < placement.ranks:
+    own = placement.gpu is not None  # its process sees no other's
+    if visible() < (1 if own else placement.ranks):
         raise UsageError(
             f"learner.device={placement.device}, learner.ranks={placement.ranks}: torch sees "
             f"{visible()} CUDA devices here; take learner.device=cpu, or fewer ranks"
         )
     # What torch.use_deterministic_algorithms needs of cuBLAS, read when it is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.cuda.set_device(placement.rank)
-    return torch.device("cuda", placement.rank)
+    number = placement.rank if placement.gpu is None else placement.gpu
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def settle(device: torch.device) -> None:

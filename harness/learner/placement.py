@@ -34,6 +34,7 @@ class Placement:
     rank: int = 0
     rendezvous: str = ""
     device: str = "cpu"
+    gpu: int | None = None  # of those that the process sees; None: the one of the rank's number
     chunk_tokens: int | None = None  # padded tokens of a pass, where a split makes new ones
     packed: bool = False  # learner.packing=packed: passes have no padding
 

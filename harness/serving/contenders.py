@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from harness.cluster.local import MALLOC
+from harness.cluster import memory
 from harness.protocols import InfrastructureError
 from harness.serving import vllm_peer
 from harness.serving.play import Round
@@ -42,7 +42,11 @@ class Contender:
         self.name, self._setting, self._python = name, setting, python
 
     def __enter__(self) -> Self:
-        env = os.environ | MALLOC | {"PYTHONPATH": str(_ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+        env = (
+            os.environ
+            | memory.ENVIRONMENT
+            | {"PYTHONPATH": str(_ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+        )
         for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             env[key] = "1"
         if needs_vllm(self.name):

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cluster.local import Worker, WorkerEnded
+from harness.cluster.local import Worker
+from harness.cluster.protocol import MakeWorker, WorkerEnded
+from harness.cluster.protocol import Worker as AnyWorker
 from harness.protocols import Interval, TeacherScores
 from harness.teachers.protocol import ScoreRequest, TeacherError
 
@@ -26,15 +28,17 @@ class TorchTeacherClient:
         threads: int = 1,
         affinity: Sequence[int] | None = None,
         name: str = "teacher/0",
+        worker: MakeWorker = Worker,
     ) -> None:
+        self._make = worker
         self._name, self._threads, self._affinity = name, threads, affinity
         self._options = {"path": str(path), "sessions": sessions, "threads": threads, "name": name}
         self._worker = self._fresh()
         self._restarting = asyncio.Lock()
         self.restarts = 0
 
-    def _fresh(self) -> Worker:
-        return Worker(
+    def _fresh(self) -> AnyWorker:
+        return self._make(
             self._name, self.TARGET, self._options, threads=self._threads, affinity=self._affinity
         )
 
@@ -53,7 +57,7 @@ class TorchTeacherClient:
             await self._restart(worker)
             raise TeacherError(str(error)) from error
 
-    async def _restart(self, dead: Worker) -> None:
+    async def _restart(self, dead: AnyWorker) -> None:
         """Once, however many requests it has cut short. Raises TeacherError where the new process
         does not come up either."""
         async with self._restarting:

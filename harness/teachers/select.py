@@ -8,7 +8,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from harness.cluster.local import Worker
 from harness.cluster.pinning import teacher_cores
+from harness.cluster.protocol import MakeWorker
 from harness.config import Config, TeacherConfig
 from harness.policy.load import resolve
 from harness.protocols import Clock, UsageError
@@ -130,7 +132,7 @@ def _check_top_k(config: Config, student: Path, teacher: Path) -> None:
         )
 
 
-def make_teacher(config: Config, student: Path) -> Teacher | None:
+def make_teacher(config: Config, student: Path, worker: MakeWorker = Worker) -> Teacher | None:
     """The teacher of a run, not started yet; None where the objective has none. Raises UsageError
     where its tokens are not the policy's."""
     if config.objective.name != "opd":
@@ -148,6 +150,7 @@ def make_teacher(config: Config, student: Path) -> Teacher | None:
         sessions=teacher.sessions,
         threads=teacher.devices,
         affinity=teacher_cores(config),
+        worker=worker,
     )
 
 

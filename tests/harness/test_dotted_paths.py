@@ -19,6 +19,7 @@ _ALLOWED = {
     "environments.swebench.mini.dataset:MiniSource",
     "environments.swebench.pypi:PypiSource",
     "environments.terminal_bench.environment:TerminalBench",
+    "harness.cluster.sandbox_service:SandboxService",
     "harness.engines.torch_engine:TorchEngine",
     "harness.engines.vllm_engine:VllmEngine",
     "harness.experiment:execute",

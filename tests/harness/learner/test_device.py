@@ -35,3 +35,14 @@ def test_a_rank_has_one_gpu():
     validate(config, gpu_count=lambda: 2)
     with pytest.raises(UsageError, match=r"needs 2 GPUs .*, this machine shows 1"):
         validate(config, gpu_count=lambda: 1)
+
+
+def test_a_process_that_is_shown_one_gpu_alone_takes_it(monkeypatch):
+    """As an actor is: whatever its rank, it is the first that it sees."""
+    taken = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    placement = Placement(ranks=4, rank=3, device="cuda", gpu=0)
+    assert open_device(placement, visible=lambda: 1) == torch.device("cuda", 0)
+    assert taken == [0]
+    with pytest.raises(UsageError, match="torch sees 0 CUDA"):
+        open_device(placement, visible=lambda: 0)
