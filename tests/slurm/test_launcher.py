@@ -99,7 +99,7 @@ def test_what_sbatch_is_asked_for_and_its_refusal_in_one_line(tmp_path: Path) ->
     fake = tmp_path / "bin"
     fake.mkdir()
     (fake / "sbatch").write_text(
-        f'#!/bin/sh\ncp "$1" {tmp_path}/asked\necho "error: no such partition" >&2\nexit 1\n'
+        f'#!/bin/sh\ncp "$1" {tmp_path}/asked\necho "sbatch: no such partition" >&2\nexit 1\n'
     )
     (fake / "srun").write_text("#!/bin/sh\n")
     for path in fake.iterdir():
