@@ -235,6 +235,8 @@ class LearnerConfig:
     gradient_checkpointing: bool = False
     # Trajectories of one pass: rows of equal length, or one behind the other without padding.
     packing: str = "padded"
+    # Logits of so many action tokens at a time, made again in the backward pass; 0: all.
+    logits_tokens: int = 0
 
 
 @dataclass

@@ -134,6 +134,7 @@ def _ways_out(config: Config, size: PolicySize, found: Fit) -> Iterator[str]:
         yield f"ledger.max_open_groups={found.max_open_groups}"
     for key, value in (
         ("learner.gradient_checkpointing", True),
+        ("learner.logits_tokens", 256),
         ("schedule.chunk_tokens", config.rollout.max_context_tokens),
         ("schedule.release", "group"),
     ):

@@ -32,6 +32,7 @@ class Pass:
     actions: int
     dtype: str = "float32"
     checkpointing: bool = False
+    logits_tokens: int = 0
 
 
 def kept_bytes(size: PolicySize, made: Pass) -> int:
@@ -61,7 +62,9 @@ def _layer_bytes(size: PolicySize, dtype: str) -> int:
 
 
 def logits_bytes(size: PolicySize, made: Pass) -> int:
-    return _LOGITS * made.actions * size.vocabulary * KEPT_BYTES[made.dtype]
+    """Of a pass; in slices (learner.logits_tokens) one slice and its gradients."""
+    held = min(made.actions, made.logits_tokens or made.actions)
+    return _LOGITS * held * size.vocabulary * KEPT_BYTES[made.dtype]
 
 
 def largest_pass(config: Config) -> Pass:
@@ -71,7 +74,8 @@ def largest_pass(config: Config) -> Pass:
     tokens = max(config.schedule.chunk_tokens, rollout.max_context_tokens)
     share = min(1.0, rollout.max_turns * rollout.max_new_tokens / rollout.max_context_tokens)
     learner = config.learner
-    return Pass(tokens, int(tokens * share), learner.dtype, learner.gradient_checkpointing)
+    again = learner.gradient_checkpointing
+    return Pass(tokens, int(tokens * share), learner.dtype, again, learner.logits_tokens)
 
 
 @dataclass(frozen=True)

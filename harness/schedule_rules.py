@@ -65,6 +65,11 @@ def whole_trajectories(config: Config) -> Iterator[str]:
             "learner.packing=packed: a turn is a pass of its own, and nothing lies beside it; take "
             "padded"
         )
+    if learner.logits_tokens:
+        yield (
+            f"learner.logits_tokens={learner.logits_tokens}: a turn's logits are few, and held; "
+            "take 0"
+        )
     if learner.dtype == "bfloat16":
         yield ("learner.dtype=bfloat16: turn gradients were never checked in it; take float32")
     yield from whole.whole_trajectories(config.objective)

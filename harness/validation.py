@@ -110,6 +110,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "engine.slots": (1, math.inf, True),
     "engine.replicas": (1, math.inf, True),
     "learner.ranks": (1, math.inf, True),
+    "learner.logits_tokens": (0, math.inf, True),
     "learner.beta1": (0, 1, True),
     "learner.beta2": (0, 1, True),
     "learner.weight_decay": (0, math.inf, True),

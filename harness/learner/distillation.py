@@ -37,12 +37,14 @@ class Distillation:
         self,
         rows: Sequence[ScoredTokens],
         logprobs_N: torch.Tensor,
-        logprobs_NV: torch.Tensor,
+        logprobs_NV: torch.Tensor | None,
     ) -> torch.Tensor:
-        """A term with a graph for each action token, row by row. Raises ValueError for a row whose
+        """A term with a graph for each action token, row by row; `logprobs_NV` are needed for
+        objective.top_k alone. Raises ValueError for a row whose
         tokens are not all scored: it must have been lost before."""
         scores = [_scores(row, self._top_k) for row in rows]
         if self._top_k:
+            assert logprobs_NV is not None, "learner.logits_tokens is refused with top_k"
             return self._over_top(scores, logprobs_NV)
         teacher_N = _flat([s.logprobs_N for s in scores], logprobs_N)
         advantages_N = (teacher_N - logprobs_N.detach()).clamp(max=MOST)

@@ -24,6 +24,7 @@ from harness.learner.client import ScoredTokens
 from harness.learner.distillation import Distillation
 from harness.learner.importance import LOG_RATIO_LIMIT, Importance
 from harness.learner.precision import computing, weights_dtype
+from harness.learner.vocabulary import Words, in_slices, whole
 from harness.objectives.estimators import AGGREGATIONS
 from harness.policy.attention import Sequences
 from harness.policy.head import Head
@@ -111,11 +112,14 @@ class Scorer:
         reference: Any = None,
         dtype: str | None = None,
         packed: bool = False,
+        logits_tokens: int = 0,
     ) -> None:
-        """`dtype` as learner.dtype (None: the weights' own), `packed` as learner.packing."""
+        """`dtype` as learner.dtype (None: the weights' own), `packed` as learner.packing,
+        `logits_tokens` as learner.logits_tokens."""
         self.model = model
         self._dtype = dtype or str(model.dtype).removeprefix("torch.")
         self._packed = packed
+        self._logits_tokens = logits_tokens
         self.reference = reference
         self._temperature = temperature
         self._weight = AGGREGATIONS[objective.aggregation].weight
@@ -140,11 +144,11 @@ class Scorer:
             return None
         kept = [r for r, _ in used]
         packed = self._pack(kept)
-        logprobs_NV = self._logprobs(self.model, packed)
+        words = self._words(self.model, packed, self._entropy > 0.0)
         reference_N = self._frozen_logprobs(self.reference, packed) if self._in_loss else None
         scales = [self.weight(r) for r in kept]
         given = [c for _, c in used]
-        return self._score(kept, scales, given, packed, logprobs_NV, reference_N, measure)
+        return self._score(kept, scales, given, packed, words, reference_N, measure)
 
     def weight(self, row: ScoredTokens) -> float:
         """Of each of a trajectory's tokens, by the aggregation."""
@@ -171,7 +175,8 @@ class Scorer:
             whose_N = torch.zeros_like(targets_N)
             packed = Packed(targets_N[None], whose_N[None] == 0, targets_N, whose_N, 1)
             reference_N = logprobs_NV.new_tensor(reference[first:end]) if self._in_loss else None
-            return self._score([piece], [1.0], [1.0], packed, logprobs_NV, reference_N, True)
+            words = whole(logprobs_NV, targets_N, self._entropy > 0.0)
+            return self._score([piece], [1.0], [1.0], packed, words, reference_N, True)
 
         return score
 
@@ -181,11 +186,11 @@ class Scorer:
         scales: Sequence[float],
         coefficients: Sequence[float],
         packed: Packed,
-        logprobs_NV: torch.Tensor,
+        words: Words,
         reference_N: torch.Tensor | None,
         measure: bool,
     ) -> Score:
-        logprobs_N = logprobs_NV.gather(1, packed.targets_N[:, None])[:, 0]
+        logprobs_N = words.logprobs_N
         scale_N = logprobs_N.new_tensor(scales)[packed.row_N]
         weights_N = scale_N * logprobs_N.new_tensor(coefficients)[packed.row_N]
         trusted_N = scale_N
@@ -194,7 +199,7 @@ class Scorer:
             weights_N, trusted_N = weights_N * ratios_N, scale_N * ratios_N
         terms_N = logprobs_N
         if self.distillation is not None:
-            terms_N = self.distillation(kept, logprobs_N, logprobs_NV)
+            terms_N = self.distillation(kept, logprobs_N, words.logprobs_NV)
         policy = _weighted(logprobs_N if self._beside_task else terms_N, weights_N)
         if not self.regularised:
             return Score(policy)
@@ -204,9 +209,8 @@ class Scorer:
         if reference_N is not None:
             kl_N = self._kl_estimate(logprobs_N, reference_N)
             always = always - self._kl.coefficient * (scale_N * kl_N).sum()
-        if self._entropy > 0.0:
-            entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-            always = always + self._entropy * (scale_N * entropy_N).sum()
+        if words.entropy_N is not None:
+            always = always + self._entropy * (scale_N * words.entropy_N).sum()
         return Score(policy, always)
 
     def reference_kl(self, row: ScoredTokens) -> float:
@@ -226,25 +230,32 @@ class Scorer:
     def _pack(self, rows: Sequence[ScoredTokens]) -> Packed:
         return pack(rows, self.model.get_input_embeddings().weight.device, self._packed)
 
-    def _logprobs(self, model: Any, packed: Packed) -> torch.Tensor:
-        """Log-probabilities over the vocabulary (N, V); logits are made at action positions
-        only."""
+    def _words(self, model: Any, packed: Packed, entropy: bool = False) -> Words:
+        """What `model` says of the action tokens; logits are made at their positions only."""
         beside: dict[str, Any] = {}
         if packed.sequences is not None:
             places = packed.sequences.positions(packed.inputs.device)
             beside = {"position_ids": places, "side_by_side": packed.sequences}
+        head = Head(model)
         with computing(self._dtype, packed.inputs.device):
-            hidden = model.base_model(
+            hidden_ND = model.base_model(
                 input_ids=packed.inputs, use_cache=False, **beside
-            ).last_hidden_state
-            logits = Head(model)(hidden[packed.predicts])
-        return log_softmax(logits.to(weights_dtype(self._dtype)) / self._temperature, -1)
+            ).last_hidden_state[packed.predicts]
+
+        def distributions(hidden_nD: torch.Tensor) -> torch.Tensor:
+            with computing(self._dtype, packed.inputs.device):
+                logits_nV = head(hidden_nD)
+            return log_softmax(logits_nV.to(weights_dtype(self._dtype)) / self._temperature, -1)
+
+        if self._logits_tokens:
+            tokens = self._logits_tokens
+            return in_slices(distributions, hidden_ND, packed.targets_N, tokens, entropy)
+        return whole(distributions(hidden_ND), packed.targets_N, entropy)
 
     def _frozen_logprobs(self, model: Any, packed: Packed) -> torch.Tensor:
         """Of the action tokens, without a gradient."""
         with torch.no_grad():
-            logprobs_NV = self._logprobs(model, packed)
-            return logprobs_NV.gather(1, packed.targets_N[:, None])[:, 0]
+            return self._words(model, packed).logprobs_N
 
     def _kl_estimate(self, logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
         """k2 or k3 of each token (math.md section 4)."""

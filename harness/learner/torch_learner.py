@@ -66,6 +66,7 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         turns: TurnOptions | None = None,
         checkpointing: bool = False,
         pass_bytes: int = 0,
+        logits_tokens: int = 0,
     ) -> None:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(True)
@@ -81,7 +82,8 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         if objective.kl.coefficient > 0.0:
             reference = copy.deepcopy(self.model).requires_grad_(False)
         packed = self._placement.packed
-        self.scorer = Scorer(self.model, temperature, objective, reference, dtype, packed)
+        made = (dtype, packed, logits_tokens)
+        self.scorer = Scorer(self.model, temperature, objective, reference, *made)
         if packed:
             lay_side_by_side(self.scorer)
         options = dict(ledger_options)

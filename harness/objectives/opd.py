@@ -73,6 +73,12 @@ def check(config: Config) -> None:
             )
         return
     _unread(objective)
+    if objective.top_k and config.learner.logits_tokens:
+        raise UsageError(
+            f"learner.logits_tokens={config.learner.logits_tokens}: objective.top_k="
+            f"{objective.top_k} needs whole distributions of a pass; take learner.logits_tokens=0, "
+            "or objective.top_k=0"
+        )
     weights = offpolicy.effective(config).importance.kind
     if objective.top_k and weights != "none":
         correction = config.schedule.correction

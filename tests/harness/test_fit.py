@@ -116,6 +116,8 @@ def test_every_option_takes_what_it_says() -> None:
     assert plain["total and gradient"] == 2 * weights and plain["rounded weights"] == 0
     assert plain["activations"] == kept_bytes(size, Pass(2048, 0))
     assert plain["logits"] == logits_bytes(size, Pass(2048, 1024))
+    sliced = learner("learner.logits_tokens=64")
+    assert sliced["logits"] == logits_bytes(size, Pass(2048, 64)) == plain["logits"] // 16
     again = learner("learner.gradient_checkpointing=true")["activations"]
     assert 3 * again < 2 * plain["activations"]  # of four layers
     half = learner("learner.dtype=bfloat16")

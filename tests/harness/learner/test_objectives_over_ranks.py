@@ -112,3 +112,20 @@ def test_what_an_objective_weights_masks_or_leaves_out(
     assert len(made) == 5
     for direction in made:
         assert relative_error(direction, expected) <= FLOAT64_LIMIT
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_logits_in_slices(
+    fleet: Fleets, make_config: Configure, one_rank: OneRank, layout: str
+) -> None:
+    """Made again in the backward pass, with a head whose weights lie in shards."""
+    groups = synthetic_groups(1, 128, REWARDS)
+    expected = alone(make_config, one_rank, ALWAYS, groups)
+    config = with_terms(make_config(2, layout, "float64"), ALWAYS)
+    config.learner.logits_tokens = 7
+    learner = fleet(config)
+    made = learner.play(Sync(config), [RecordedBatch(groups, arrival(groups, 7), burst=4)])
+    made += learner.play(Stream(config), [RecordedBatch(groups, arrival(groups, 3), 2, 5)])
+    assert len(made) == 2
+    for direction in made:
+        assert relative_error(direction, expected) <= FLOAT64_LIMIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.learner.client import ScoredTokens
 from harness.learner.passes import lay_side_by_side, recompute
 from harness.learner.precision import weights_dtype
 from harness.learner.scoring import Scorer
+from harness.learner.scoring import pack as side_by_side
 from harness.learner.torch_learner import TorchLearner
 from harness.packing import pack
 from harness.parts import learner_options
@@ -106,6 +108,60 @@ def test_nothing_leaks_from_one_trajectory_into_anothers_gradient(kind: str) -> 
     assert relative(gradient(model, changed, coefficients, packed=True), before) > 1e-3
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 1000])
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_logits_in_slices_have_the_gradient_of_all_at_once(tokens: int, packed: bool) -> None:
+    """With every term that looks at the vocabulary: the policy's, the entropy's, a KL's."""
+    model, given = model_of("qwen3"), rows()
+    reference = copy.deepcopy(model).requires_grad_(False)
+    with torch.no_grad():
+        reference.lm_head.weight.mul_(0.9)
+    objective = ObjectiveConfig()
+    objective.entropy.coefficient, objective.kl.coefficient = 0.3, 0.2
+
+    def both(slices: int) -> list[torch.Tensor]:
+        scorer = Scorer(model, 0.8, objective, reference, "float64", packed, slices)
+        if packed:
+            lay_side_by_side(scorer)
+        score = scorer(given, COEFFICIENTS)
+        assert score is not None and score.always is not None
+        model.zero_grad()
+        (score.policy + score.always).backward()
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+        return [gradients, score.policy.detach(), score.always.detach()]
+
+    for got, expected in zip(both(tokens), both(0), strict=True):
+        assert relative(got, expected) <= 1e-12
+
+
+def test_logits_in_slices_are_not_kept() -> None:
+    """Nothing as wide as the vocabulary waits for the backward pass, but for the weights."""
+    model, given = model_of("qwen3", torch.float32), rows()
+    own = {p.data_ptr() for p in model.parameters()}
+
+    def widest(slices: int) -> int:
+        kept: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            Scorer(model, 0.8, ObjectiveConfig(), logits_tokens=slices)(given, COEFFICIENTS)
+        wide = [t for t in kept if t.data_ptr() not in own and t.dim() == 2 and t.shape[1] == 61]
+        return max((len(t) for t in wide), default=0)
+
+    assert widest(0) == len(side_by_side(given, torch.device("cpu")).targets_N)
+    assert widest(4) == 0
+
+
+def test_distributions_that_a_distillation_needs_are_not_sliced() -> None:
+    settings = ["objective=opd", "objective.top_k=8", "learner.logits_tokens=64"]
+    with pytest.raises(UsageError, match=r"^learner\.logits_tokens=64: objective\.top_k=8"):
+        validate(compose(settings))
+    validate(compose([settings[0], settings[2]]))
+
+
 def test_a_body_that_hands_nothing_on_is_refused() -> None:
     import transformers
 
@@ -159,7 +215,12 @@ def test_bfloat16_computes_in_it_and_sums_in_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["learner.gradient_checkpointing=true", "learner.packing=packed", "learner.dtype=bfloat16"],
+    [
+        "learner.gradient_checkpointing=true",
+        "learner.packing=packed",
+        "learner.dtype=bfloat16",
+        "learner.logits_tokens=64",
+    ],
 )
 def test_turns_are_refused_with_what_their_passes_cannot_have(setting: str) -> None:
     with pytest.raises(UsageError, match=setting.replace(".", r"\.")) as caught:
