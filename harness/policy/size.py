@@ -97,12 +97,18 @@ def _safetensors(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, tuple(entry["shape"])
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > file.stat().st_size:
+                raise ValueError("its header would be longer than the file")
+            header = json.loads(opened.read(length))
+        shapes = {n: tuple(e["shape"]) for n, e in header.items() if n != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"policy={file}: no .safetensors file, or a part of one ({error}); get it anew"
+        ) from error
+    yield from shapes.items()
 
 
 def _of_gguf(file: Path) -> PolicySize:

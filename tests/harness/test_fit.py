@@ -104,6 +104,14 @@ def test_the_largest_number_of_open_groups_fits_and_one_more_does_not() -> None:
     assert fit.fit(compose(["schedule=sync"]), size, at(GB)).max_open_groups is None
 
 
+@pytest.mark.parametrize("content", [b"no weights", b"\x04" + b"\0" * 7 + b"[1]}", b""])
+def test_a_file_that_is_no_safetensors_is_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((resolve("tiny") / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UsageError, match=r"^policy=.*model\.safetensors: no \.safetensors file"):
+        policy_size(tmp_path)
+
+
 def test_every_option_takes_what_it_says() -> None:
     size = policy_size(resolve("tiny"))
     weights = 984_448 * 4

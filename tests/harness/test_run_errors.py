@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -66,16 +65,21 @@ def test_a_benchmark_is_not_trained_on_by_accident(tmp_path: Path) -> None:
     assert summary["status"] == "failed" and summary["trains_on_evaluation"] is False
 
 
-# Hydra copies every registered schema for each group that its help lists: 1.5 s of the help's time.
-@pytest.mark.parametrize(("argument", "code", "limit_s"), [("--help", 0, 3), ("sed=3", 2, 2)])
-def test_an_answer_costs_few_seconds(
-    argument: str, code: int, limit_s: float, tmp_path: Path
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("sed=3", 2)])
+def test_an_answer_imports_nothing_that_takes_seconds(
+    argument: str, code: int, tmp_path: Path
 ) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert _run(tmp_path, argument).returncode == code
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert cpu_s < limit_s  # processor time: other work on the machine does not count
+    """What is left is Hydra's own time, which a machine and its version decide."""
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "harness.run", argument],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == code
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("import time:")]
+    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+    assert {"hydra", "omegaconf", "harness"} <= imported
+    slow = {"torch", "transformers", "numpy", "pandas", "scipy", "mlflow", "docker", "swebench"}
+    assert not imported & (slow | {"ray", "vllm", "matplotlib", "tokenizers", "safetensors"})
 
 
 def test_a_sweep_with_a_misspelt_option_starts_no_job(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_nobody_teaches_without_a_distillation():
         ("teacher.url=http://x", "teacher=torch does not read it"),
         ("teacher.file=README.md", "teacher=torch does not read it"),
         ("teacher.path=nowhere", "teacher.path=nowhere: no such file or folder"),
-        ("teacher.policy=big", "policy=big: neither tiny"),
+        ("teacher.policy=big", "policy=big: no such folder, and no model of that name"),
         (
             "teacher=vllm teacher.url=http://x teacher.model=m rollout.temperature=0.7",
             "at temperature 1, rollout.temperature=0.7",
