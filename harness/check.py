@@ -22,7 +22,7 @@ import psutil
 from harness import entry
 from harness.gate import reference, speeds, virtual_figures
 from harness.gate.reference import Entry
-from harness.hardware import cores, cpu_model
+from harness.hardware import cores, cpu_model, cpu_revision
 from harness.protocols import UsageError
 
 KEYS = ("reference", "only", "judge")
@@ -33,7 +33,8 @@ REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "ci.json"
 
 
 def _machine() -> str:
-    return f"{cpu_model()}, {cores()} cores"
+    name = " family ".join(filter(None, (cpu_model(), cpu_revision())))
+    return f"{name}, {cores()} cores"
 
 
 def _unjudged(path: Path, judge: str) -> str | None:

@@ -26,6 +26,19 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_revision() -> str:
+    """Which of the processors of one name this is: family, model and stepping; empty where the
+    system does not tell. A cloud's machines share a name over several generations."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(errors="replace") if info.exists() else ""
+    found = (
+        re.search(rf"^{key}\s*:\s*(\d+)$", text, re.M)
+        for key in ("cpu family", "model", "stepping")
+    )
+    numbers = [match.group(1) for match in found if match]
+    return "{} model {} stepping {}".format(*numbers) if len(numbers) == 3 else ""
+
+
 @functools.cache
 def gpus() -> tuple[str, ...]:
     """The names that nvidia-smi gives; none where there is no such tool."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.check import REFERENCE
+from harness.check import REFERENCE, check
 from harness.gate import reference, speeds, virtual_figures
 from harness.gate.reference import Entry
+from harness.hardware import cores, cpu_model, cpu_revision
 from harness.protocols import UsageError
 
 EXACT = Entry(665.304323566, "exact", "s")
@@ -93,3 +94,13 @@ def test_the_committed_reference_is_of_this_code() -> None:
     exact = figures.keys() - ratios.keys()
     assert {name.split("/")[0] for name in exact} == {"virtual"}
     assert {name.split("/")[1] for name in exact} == set(virtual_figures.JOBS)
+
+
+def test_ratios_of_another_processor_are_not_judged(tmp_path: Path, capsys) -> None:
+    """One of the same name is another one where the system tells which of them it is."""
+    name = f"{cpu_model()}, {cores()} cores"
+    path = tmp_path / "ci.json"
+    reference.write(path, {"speed/clock": RATIO}, name if cpu_revision() else "another")
+    assert check([f"reference={path}", "only=speed/clock"]) == []
+    said = capsys.readouterr().err
+    assert "NOT judged" in said and cpu_revision() in said and "0 figures, 0 moved" in said
