@@ -31,10 +31,8 @@ def cpu_revision() -> str:
     system does not tell. A cloud's machines share a name over several generations."""
     info = Path("/proc/cpuinfo")
     text = info.read_text(errors="replace") if info.exists() else ""
-    found = (
-        re.search(rf"^{key}\s*:\s*(\d+)$", text, re.M)
-        for key in ("cpu family", "model", "stepping")
-    )
+    keys = ("cpu family", "model", "stepping")
+    found = [re.search(rf"^{key}\s*:\s*(\d+)$", text, re.M) for key in keys]
     numbers = [match.group(1) for match in found if match]
     return "{} model {} stepping {}".format(*numbers) if len(numbers) == 3 else ""
 
