@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 def parse(
@@ -20,3 +21,12 @@ def parse(
         return paths, options
     print(f"usage: python -m {usage}", file=sys.stderr)
     return None
+
+
+def give(table: str, left_out: Iterable[object], out: str | None) -> None:
+    """Tell of the runs that were left out; the table to standard output, and to `out` if given."""
+    for left in left_out:
+        print(f"left out: {left}", file=sys.stderr)
+    if out is not None:
+        Path(out).write_text(table, encoding="utf-8")
+    print(table)

@@ -15,7 +15,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from results import arguments, stats
 from results.load import check_comparable, labels, load
@@ -157,13 +156,9 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {folder}: {error}", file=sys.stderr)
         return 2
-    for left in loaded.left_out:
-        print(f"left out: {left}", file=sys.stderr)
     kind, limit = loaded.runs[0].budget
     table = markdown(found, of, loaded.runs[0].ran_on, f"{limit:g} {kind}")
-    if "out" in options:
-        Path(options["out"]).write_text(table, encoding="utf-8")
-    print(table)
+    arguments.give(table, loaded.left_out, options.get("out"))
     return 0
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from results import arguments
@@ -124,11 +123,7 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {folder}: {error}", file=sys.stderr)
         return 2
-    for left in loaded.left_out:
-        print(f"left out: {left}", file=sys.stderr)
-    if "out" in options:
-        Path(options["out"]).write_text(table, encoding="utf-8")
-    print(table)
+    arguments.give(table, loaded.left_out, options.get("out"))
     return 0
 
 
