@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from results import arguments, stats
-from results.load import check_comparable, labels, load
+from results.load import by_label, check_comparable, load, meant
 from results.runs import Run
 from results.stats import Estimate
+from results.tables import figure
 
 USAGE = "results.equal_performance FOLDER [of=stream] [against=sync] [out=NAME.md]"
 POINTS = 100.0
@@ -53,11 +54,10 @@ def evaluated(run: Run) -> list[Evaluated]:
         updates = run.get("updates") if point.phase == "final" else marks.get(point.phase, 0)
         if not updates:
             continue
-        took = [row.get("per_update_s") for row in run.updates[:updates]]
-        known = [seconds for seconds in took if seconds is not None]
-        if len(known) != updates or point.solve_rate is None:
+        seconds = run.seconds_of(updates)
+        if seconds is None or point.solve_rate is None:
             raise ValueError(f"{run.name}: updates.csv lacks the times of its {updates} updates")
-        found.append(Evaluated(updates, sum(known), point.solve_rate))
+        found.append(Evaluated(updates, seconds, point.solve_rate))
     return found
 
 
@@ -69,7 +69,9 @@ def pairs(runs: Sequence[Run], of: str, against: str) -> list[Pair]:
         if run.budget[0] != "updates":
             raise ValueError(f"{run.name}: budget.kind={run.budget[0]}; take updates, so that both "
                              "schedules are evaluated after equally many")  # fmt: skip
-    first, second = _by_seed(runs, against), _by_seed(runs, of)
+    there = by_label(runs)
+    first = there[meant("against", against, there)]
+    second = there[meant("of", of, there)]
     seeds = sorted(first.keys() & second.keys())
     shared = [_shared(evaluated(first[s]), evaluated(second[s])) for s in seeds]
     counts = sorted(set.intersection(*(set(points) for points in shared))) if shared else []
@@ -77,20 +79,6 @@ def pairs(runs: Sequence[Run], of: str, against: str) -> list[Pair]:
         raise ValueError(f"of={of} against={against}: no seed has both, evaluated after equally "
                          "many updates")  # fmt: skip
     return [_pair(n, dict(zip(seeds, (p[n] for p in shared), strict=True))) for n in counts]
-
-
-def _by_seed(runs: Sequence[Run], label: str) -> dict[int, Run]:
-    """The runs of the one schedule that is called so, or whose name begins with it."""
-    called = labels(runs)
-    named = sorted(set(called))
-    alike = [n for n in named if n == label] or [n for n in named if n.split(",")[0] == label]
-    if len(alike) != 1:
-        raise ValueError(f"{label}: one of {'; '.join(named)} is needed")
-    found: dict[int, Run] = {}
-    for run, mine in zip(runs, called, strict=True):
-        if mine == alike[0] and found.setdefault(run.seed, run) is not run:
-            raise ValueError(f"{run.name}: seed {run.seed} of {mine} is there twice")
-    return found
 
 
 def _shared(
@@ -101,11 +89,11 @@ def _shared(
 
 
 def _pair(updates: int, by_seed: Mapping[int, tuple[Evaluated, Evaluated]]) -> Pair:
-    def mean(which: int, figure: str) -> float:
-        return sum(getattr(p[which], figure) for p in by_seed.values()) / len(by_seed)
+    def mean(which: int, key: str) -> float:
+        return sum(getattr(p[which], key) for p in by_seed.values()) / len(by_seed)
 
-    def each(which: int, figure: str, scale: float = 1.0) -> dict[int, float]:
-        return {s: scale * getattr(p[which], figure) for s, p in by_seed.items()}
+    def each(which: int, key: str, scale: float = 1.0) -> dict[int, float]:
+        return {s: scale * getattr(p[which], key) for s, p in by_seed.items()}
 
     return Pair(
         updates,
@@ -129,22 +117,12 @@ def markdown(found: Sequence[Pair], of: str, against: str, run: Run) -> str:
     for p in found:
         lines.append(
             f"| {label}{p.updates} | {p.ratio.runs} | {p.seconds[0]:.4g} | {p.seconds[1]:.4g} | "
-            f"{_shown(p.ratio, '{:.2f}')} | {p.rates[0]:.1%} | {p.rates[1]:.1%} | "
-            f"{_shown(p.difference, '{:+.1f}')} |"
+            f"{figure(p.ratio).text} | {p.rates[0]:.1%} | {p.rates[1]:.1%} | "
+            f"{figure(p.difference, '{:+.1f}').text} |"
         )
     lines += ["", "Pairs of one seed; in brackets Student's 95 % interval, where there are two "
               "seeds."]  # fmt: skip
     return "\n".join(lines) + "\n"
-
-
-def _shown(estimate: Estimate, form: str) -> str:
-    if estimate.value is None:
-        return "-"
-    text = form.format(estimate.value)
-    if estimate.interval is None:
-        return text
-    low, high = map(form.format, estimate.interval)
-    return f"{text} ({low} to {high})"
 
 
 def main() -> int:

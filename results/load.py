@@ -215,6 +215,25 @@ def check_comparable(runs: Sequence[Run], swept: Iterable[str] = ()) -> None:
         )
 
 
+def by_label(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    """Label -> seed -> run, for pairs of one seed. Raises ValueError for a seed that is there
+    twice."""
+    found: dict[str, dict[int, Run]] = {}
+    for run, label in zip(runs, labels(runs), strict=True):
+        if found.setdefault(label, {}).setdefault(run.seed, run) is not run:
+            raise ValueError(f"{run.name}: seed {run.seed} of {label} is there twice")
+    return found
+
+
+def meant(key: str, value: str, there: Iterable[str]) -> str:
+    """The one label that is called so, or whose schedule is. Raises ValueError, `key` in front."""
+    known = sorted(there)
+    alike = [n for n in known if n == value] or [n for n in known if n.split(",")[0] == value]
+    if len(alike) != 1:
+        raise ValueError(f"{key}={value}: one of {'; '.join(known)} is needed")
+    return alike[0]
+
+
 def _difference(key: str, values: Sequence[tuple[Run, Any]]) -> str:
     examples = {repr(value): (value, run.name) for run, value in reversed(values)}
     shown = sorted((str(value), where) for value, where in examples.values())

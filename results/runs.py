@@ -138,8 +138,10 @@ class Run:
         if kind == "device_s":
             total = (self.summary.get("devices") or {}).get("total")
             return spent / total if total else None
-        if not updates:
-            return 0.0
+        return self.seconds_of(updates) if updates else 0.0
+
+    def seconds_of(self, updates: int) -> float | None:
+        """Training seconds of the first `updates` updates; None where updates.csv lacks one."""
         took = [row.get("per_update_s") for row in self.updates[:updates]]
         known = [seconds for seconds in took if seconds is not None]
         return sum(known) if len(known) == updates else None

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from results import arguments, stats
-from results.load import check_comparable, labels, load
+from results.load import by_label, check_comparable, load, meant
 from results.runs import Run
 from results.stats import Estimate
 
@@ -74,19 +74,13 @@ def compare(runs: Sequence[Run], of: str, within: float) -> list[Difference]:
     if real:
         raise ValueError(f"{real[0]}: not in virtual time; results.sweep compares real runs")
     check_comparable(runs, ())
-    by_name: dict[str, dict[int, Run]] = {}
-    for run, label in zip(runs, labels(runs), strict=True):
+    for run in runs:
         if run.get("accuracy", "final") is None:
             raise ValueError(f"{run.name}: nothing was evaluated; take evaluation.final=true")
-        if run.seed in by_name.setdefault(label, {}):
-            raise ValueError(f"{run.name}: seed {run.seed} of {label} is there twice")
-        by_name[label][run.seed] = run
-    leading = [label for label in by_name if label == of or label.split(",")[0] == of]
-    if len(leading) != 1:
-        raise ValueError(f"of={of}: one of {'; '.join(sorted(by_name))} is needed")
-    first = by_name.pop(leading[0])
+    there = by_label(runs)
+    first = there.pop(meant("of", of, there))
     found = []
-    for other, theirs in sorted(by_name.items()):
+    for other, theirs in sorted(there.items()):
         seeds = sorted(first.keys() & theirs.keys())
         if not seeds:
             continue
