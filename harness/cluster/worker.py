@@ -30,6 +30,18 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def descends_from(pid: int) -> bool:
+    """Whether this process is `pid` or below it. That such a number is known says nothing: one that
+    ended may wait to be reaped, or its number be another's by now."""
+    import psutil
+
+    try:
+        own = psutil.Process()
+        return pid in (own.pid, *(ancestor.pid for ancestor in own.parents()))
+    except psutil.NoSuchProcess:
+        return False
+
+
 def load(dotted: str) -> Any:
     """The object behind 'package.module:Name'."""
     module, _, name = dotted.partition(":")

@@ -10,7 +10,6 @@ not reach.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 
 from safetensors.torch import load_file
@@ -31,7 +30,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 )
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
-from harness.cluster.worker import die_with_parent
+from harness.cluster.worker import descends_from, die_with_parent
 from harness.engines.vllm_options import BACKEND, PARENT
 
 
@@ -87,7 +86,7 @@ def _end_with_engine() -> None:
     EngineCore has vLLM's own death pipe as well. Where the parent is gone already, nobody waits."""
     die_with_parent()
     parent = os.environ.get(PARENT)
-    if parent is not None and not os.path.exists(f"/proc/{parent}") and sys.platform == "linux":
+    if parent is not None and not descends_from(int(parent)):
         os._exit(1)
 
 
