@@ -1,17 +1,19 @@
 """The regression gate: has a change slowed a schedule, the ledger, the engine or virtual time?
 
     python -m harness.check [reference=results/reference/ci.json] [only=PREFIX,PREFIX] [--update]
-                            [judge=quiet|always]
+                            [judge=quiet|always] [before=COMMIT]
 
 Plays every schedule in virtual time and measures ratios inside this run, and compares both with a
 committed reference (docs/checking.md). Prints what moved; exit 1 where something did. `--update`
-writes the reference anew instead, `only` takes the figures whose names begin so. Ratios of a
-machine that other work keeps busy, or of another processor than the reference's, differ by more
-than a slow-down would make them: they are left out, and that is said, unless judge=always.
+writes the reference anew instead, `only` takes the figures whose names begin so. On another
+processor than the reference's ratios are compared with those of the reference's own commit, which
+is measured there too; before=COMMIT takes another one. A machine that other work keeps busy moves
+them by more than a slow-down would: they are left out, and that is said, unless judge=always.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -20,12 +22,13 @@ from pathlib import Path
 import psutil
 
 from harness import entry
-from harness.gate import reference, speeds, virtual_figures
+from harness.gate import before, reference, speeds, virtual_figures
 from harness.gate.reference import Entry
 from harness.hardware import cores, cpu_model, cpu_revision
+from harness.manifest import git_state
 from harness.protocols import UsageError
 
-KEYS = ("reference", "only", "judge")
+KEYS = ("reference", "only", "judge", "before")
 JUDGE = ("quiet", "always")
 BUSY_PERCENT, LOOK_S = 20.0, 2.0
 UPDATE = "--update"
@@ -37,18 +40,41 @@ def _machine() -> str:
     return f"{name}, {cores()} cores"
 
 
-def _unjudged(path: Path, judge: str) -> str | None:
-    """Why ratios measured here and now say nothing about the code; None where they do."""
-    if judge not in JUDGE:
-        raise UsageError(f"judge={judge}: give quiet (the default) or always")
-    if judge == "always":
-        return None
-    there, here = reference.measured_on(path), _machine()
-    if here != there:
-        return f"the reference's are of {there}, this machine is {here}"
-    busy = psutil.cpu_percent(LOOK_S)
-    if busy > BUSY_PERCENT:
-        return f"other work keeps {busy:.0f} % of this machine busy"
+class _Unjudged(Exception):
+    """Why ratios measured here and now say nothing about the code."""
+
+
+def _ratios_here(
+    path: Path, judge: str, commit: str | None, known: dict[str, Entry]
+) -> dict[str, Entry]:
+    """What the reference's ratios are on this machine, or those of `commit`. Raises _Unjudged."""
+    measured, here = reference.measured(path), _machine()
+    if judge != "always":
+        busy = psutil.cpu_percent(LOOK_S)
+        if busy > BUSY_PERCENT:
+            raise _Unjudged(f"other work keeps {busy:.0f} % of this machine busy")
+    if commit is None and (judge == "always" or here == measured.machine):
+        return known
+    if commit is None:
+        _say(f"the reference's ratios are of {measured.machine}, this machine is {here}")
+    try:
+        found = before.measure(commit or measured.commit, list(known), _say)
+    except before.NoSuchCode as error:
+        raise _Unjudged(str(error)) from error
+    return {name: dataclasses.replace(known[name], value=value) for name, value in found.items()}
+
+
+def _committed(path: Path) -> str | None:
+    """The commit that is measured, for a reference. Raises UsageError where the project's own would
+    be of code that no commit has."""
+    state = git_state(before.ROOT)
+    if state is not None and not state["dirty"]:
+        return state["commit"]
+    if path.resolve() == REFERENCE:
+        raise UsageError(
+            f"{UPDATE}: ratios are of a commit, and this code is that of none; commit it first, or "
+            "take another reference=FILE"
+        )
     return None
 
 
@@ -85,16 +111,22 @@ def check(arguments: list[str]) -> list[str]:
     usage = f"python -m harness.check [reference=FILE] [only=PREFIX,PREFIX] [{UPDATE}]"
     given = entry.settings([a for a in arguments if a != UPDATE], KEYS, (), usage)
     path, only = Path(given.get("reference", REFERENCE)).expanduser(), given.get("only", "")
+    judge = given.get("judge", "quiet")
+    if judge not in JUDGE:
+        raise UsageError(f"judge={judge}: give quiet (the default) or always")
     jobs, ratios = _chosen(only)
-    why = None
-    if ratios and not update:
-        why = _unjudged(path, given.get("judge", "quiet"))
+    commit = _committed(path) if update and ratios else None
     known = {} if update and not (only and path.exists()) else reference.read(path)
     expected = {n: e for n, e in known.items() if _belongs(n, jobs, ratios, not only)}
-    if why is not None:
-        _say(f"ratios are NOT judged: {why}; judge=always measures them all the same")
+    if ratios and not update:
+        there = {n: e for n, e in expected.items() if n in ratios}
         expected = {n: e for n, e in expected.items() if n not in ratios}
-        ratios = []
+        try:
+            expected |= _ratios_here(path, judge, given.get("before"), there)
+            ratios = [n for n in ratios if n in expected or n not in there]  # new ones are told
+        except _Unjudged as why:
+            _say(f"ratios are NOT judged: {why}; judge=always measures them all the same")
+            ratios = []
     found: dict[str, Entry] = {}
     if jobs:
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
@@ -108,9 +140,11 @@ def check(arguments: list[str]) -> list[str]:
     for line in moved:
         _say(f"moved: {line}")
     if update:
-        machine = _machine() if ratios or not known else reference.measured_on(path)
+        anew = reference.Measured(_machine(), commit)
         kept = {n: e for n, e in known.items() if n not in expected}
-        reference.write(path, kept | found, machine)
+        reference.write(
+            path, kept | found, anew if ratios or not known else reference.measured(path)
+        )
         _say(f"wrote {len(found)} figures to {path}; commit it together with the reason")
         return []
     for name in ratios:

@@ -233,6 +233,8 @@ class LearnerConfig:
     dtype: str = "float32"
     # Layers keep their inputs alone and run again in the backward pass: less memory, more time.
     gradient_checkpointing: bool = False
+    # Where those inputs wait meanwhile: device, or host (not verified on a GPU).
+    activations: str = "device"
     # Trajectories of one pass: rows of equal length, or one behind the other without padding.
     packing: str = "padded"
     # Logits of so many action tokens at a time, made again in the backward pass; 0: all.

@@ -36,7 +36,9 @@ def room(config: Config) -> Room:
     if hardware.memory_bytes:
         devices = max(config.learner.ranks, config.schedule.learner_devices)
         free = int(hardware.memory_bytes)
-        return Room(f"a device of {hardware.label}", free, free, False, devices)
+        nodes = -(-devices // hardware.node_devices)
+        host = int(nodes * hardware.host_memory_bytes) or free
+        return Room(f"a device of {hardware.label}", free, host, False, devices)
     if config.learner.device == "cpu":
         return Room("this machine", host, host, True)
     import torch  # a GPU is asked for, and only torch knows it
@@ -70,6 +72,7 @@ class Fit:
             "learner_processes": found.processes,
             "learner_bytes": found.learner,
             "ledger_bytes": found.ledger,
+            "offloaded_bytes": found.offloaded,
             "engine_bytes": found.engine,
             "open_groups": found.plan.open_groups,
             "largest_max_open_groups": self.max_open_groups,
@@ -84,8 +87,13 @@ def _needed(found: Footprint, there: Room) -> int:
     return sum(found.learner.values()) - PROCESS_BYTES + ledger
 
 
+def _host_needed(found: Footprint) -> int:
+    """In host memory, of learners that work elsewhere."""
+    return found.offloaded + (found.ledger if found.plan.storage == "host" else 0)
+
+
 def _fits(found: Footprint, there: Room) -> bool:
-    if not there.shared and found.plan.storage == "host" and found.ledger > there.host_bytes:
+    if not there.shared and _host_needed(found) > there.host_bytes:
         return False
     return _needed(found, there) <= there.free_bytes
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.config import Config, LoraConfig
-from harness.memory import ITEM_BYTES, KEPT_BYTES, LedgerPlan, ledger_plan
+from harness.memory import CAPTURES_EARLY, ITEM_BYTES, KEPT_BYTES, LedgerPlan, ledger_plan
 from harness.policy.size import PolicySize, policy_size
 from harness.protocols import UsageError
 
@@ -21,6 +21,7 @@ _ADAM_STATES = 2
 # Of the logits at action positions: themselves, divided by the temperature, their softmax, and two
 # gradients of them at a time.
 _LOGITS = 5
+_ON_THE_WAY = 2  # layers' inputs on the device while the others wait in host memory
 _UNCOUNTED = 3 / 2  # of families that were not counted: their norms and biases keep more
 
 
@@ -33,6 +34,7 @@ class Pass:
     dtype: str = "float32"
     checkpointing: bool = False
     logits_tokens: int = 0
+    offloaded: bool = False
 
 
 def kept_bytes(size: PolicySize, made: Pass) -> int:
@@ -40,9 +42,15 @@ def kept_bytes(size: PolicySize, made: Pass) -> int:
     scores (eager) takes more, which is not counted."""
     layer = _layer_bytes(size, made.dtype) * (1 if size.counted else _UNCOUNTED)
     inputs = size.hidden * KEPT_BYTES[made.dtype]
-    if made.checkpointing:  # every layer's input, one layer in full, and that layer's gradients
-        return int(made.tokens * (size.layers * inputs + 2 * layer + 3 * inputs))
+    if made.checkpointing:  # layers' inputs, one layer in full, and that layer's gradients
+        held = _ON_THE_WAY if made.offloaded else size.layers
+        return int(made.tokens * (held * inputs + 2 * layer + 3 * inputs))
     return int(made.tokens * (size.layers * layer + 3 * inputs))
+
+
+def offloaded_bytes(size: PolicySize, made: Pass) -> int:
+    """What waits for the backward pass in host memory (learner.activations=host)."""
+    return made.tokens * size.layers * size.hidden * KEPT_BYTES[made.dtype] * made.offloaded
 
 
 def _layer_bytes(size: PolicySize, dtype: str) -> int:
@@ -74,17 +82,25 @@ def largest_pass(config: Config) -> Pass:
     tokens = max(config.schedule.chunk_tokens, rollout.max_context_tokens)
     share = min(1.0, rollout.max_turns * rollout.max_new_tokens / rollout.max_context_tokens)
     learner = config.learner
-    again = learner.gradient_checkpointing
-    return Pass(tokens, int(tokens * share), learner.dtype, again, learner.logits_tokens)
+    return Pass(
+        tokens,
+        int(tokens * share),
+        learner.dtype,
+        learner.gradient_checkpointing,
+        learner.logits_tokens,
+        learner.activations == "host",
+    )
 
 
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by what they are for. `learner` is one process of it, `ledger` all processes' worst
-    case; `processes` learners share a memory where they run on a CPU."""
+    case and `offloaded` what all have in host memory during a pass; `processes` learners share a
+    memory where they run on a CPU."""
 
     learner: dict[str, int]
     ledger: int
+    offloaded: int
     engine: dict[str, int]
     processes: int
     plan: LedgerPlan
@@ -121,12 +137,18 @@ def footprint(config: Config, size: PolicySize, processes: int | None = None) ->
     total = size.parameters + (trainable if config.policy.lora.rank else 0)
     shards = ranks if learner.parallel == "fsdp" else 1
     made = largest_pass(config)
+    rounded = 0
+    if (
+        learner.dtype == "bfloat16"
+    ):  # a pass holds those that it multiplies with, or makes them again
+        again = size.in_layers[1] + size.vocabulary * size.hidden
+        rounded = 2 * (again if made.checkpointing else total)
     own = {
         "process": PROCESS_BYTES,
         "weights": total * kept // shards,
+        "gathered weights": kept * _gathered(config, size, trainable) if shards > 1 else 0,
         "reference": total * kept if config.objective.kl.coefficient > 0 else 0,
-        # A pass in bfloat16 keeps the rounded copies of the weights that it multiplies with.
-        "rounded weights": total * 2 if learner.dtype == "bfloat16" else 0,
+        "rounded weights": rounded,
         "total and gradient": plan.update_bytes(-(-trainable // shards)),
         "largest gradient": min(size.largest, trainable) * kept,  # where tied, made twice
         "optimizer": _ADAM_STATES * trainable * kept // shards,
@@ -140,8 +162,18 @@ def footprint(config: Config, size: PolicySize, processes: int | None = None) ->
         "keys and values": cells * 2 * size.layers * size.kv_heads * size.head_dim * 4,
     }
     sharded = ranks > 1 and (config.ledger.sharded or learner.parallel == "fsdp")
-    found = Footprint(own, 0, serving, ranks, plan, trainable, sharded)
+    waiting = ranks * offloaded_bytes(size, made)
+    found = Footprint(own, 0, waiting, serving, ranks, plan, trainable, sharded)
     return replace(found, ledger=_ledger(plan, found))
+
+
+def _gathered(config: Config, size: PolicySize, trainable: int) -> int:
+    """Elements that a rank under fsdp has beside its shards, at their peak: what is in no layer, a
+    layer and the next one; the gradient of the largest of them and what peers sent of it; and,
+    where gradients are captured, this rank's shard of every peer's."""
+    outside, layer = size.in_layers
+    captured = trainable if config.schedule.release in CAPTURES_EARLY else 0
+    return outside + 2 * layer + 2 * min(trainable, max(outside, layer)) + captured
 
 
 def pass_bytes(config: Config, policy: Path) -> int:

@@ -203,6 +203,7 @@ def learner_options(config: Config, policy: Path, weights: Path) -> dict[str, An
         "publish_folder": str(weights),
         "dtype": learner.dtype,
         "checkpointing": learner.gradient_checkpointing,
+        "activations": learner.activations,
         "logits_tokens": learner.logits_tokens,
         "temperature": config.rollout.temperature,
         "objective": offpolicy.effective(config),

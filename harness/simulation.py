@@ -125,6 +125,7 @@ async def open_simulated(
         config.sandbox.max_parallel,
         config.sandbox.start_parallel,
         None if cores is None else cores.sandbox,
+        config.hardware.start_gap_s,
     )
     say(why)
     if costs.assumed:

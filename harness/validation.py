@@ -54,6 +54,7 @@ CHOICES: dict[str, Sequence[str | None]] = {
     "learner.parallel": ("ddp", "fsdp"),
     "learner.dtype": ("float32", "float64", "bfloat16"),
     "learner.packing": ("padded", "packed"),
+    "learner.activations": ("device", "host"),
     "sandbox.kind": ("auto", "docker", "bubblewrap", "simulated"),
     "clock.kind": ("wall", "virtual"),
     "cluster.name": ("local", "ray"),
@@ -242,6 +243,16 @@ def _ranks(config: Config) -> None:
         )
     if learner.ranks == 1 and learner.parallel == "fsdp":
         raise UsageError("learner.parallel=fsdp: nothing to shard; take learner.ranks=2 or more")
+    if learner.activations == "host" and not learner.gradient_checkpointing:
+        raise UsageError(
+            "learner.activations=host: only the inputs of layers that run again are held there; "
+            "set learner.gradient_checkpointing=true, or take learner.activations=device"
+        )
+    if learner.activations == "host" and learner.device == "cpu":
+        raise UsageError(
+            "learner.activations=host: the memory of learner.device=cpu is the host's; take "
+            "learner.activations=device"
+        )
     if learner.ranks == 1 and config.ledger.sharded:
         raise UsageError("ledger.sharded=true: nothing to shard; take learner.ranks=2 or more")
 

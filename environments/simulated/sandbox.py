@@ -84,7 +84,8 @@ class SimulatedSandbox:
 
 class SimulatedProvider:
     """At most `max_parallel` sandboxes at once, agents' and verifiers', of which `start_parallel`
-    may be starting. `busy` is told 1 when one begins to work and -1 when it ends."""
+    may be starting; their host begins one every `start_gap_s`. `busy` is told 1 when one begins to
+    work and -1 when it ends."""
 
     kind = "simulated"
 
@@ -95,6 +96,7 @@ class SimulatedProvider:
         max_parallel: int,
         start_parallel: int | None = None,
         busy: Callable[[int], None] | None = None,
+        start_gap_s: float = 0.0,
     ) -> None:
         self.time = time
         self.why = why
@@ -105,12 +107,18 @@ class SimulatedProvider:
             nullcontext() if start_parallel is None else time.semaphore(start_parallel)
         )
 
+        self._start_gap_s = start_gap_s
+        self._host = time.semaphore(1)
+
     async def start(self, spec: SandboxSpec) -> Sandbox:
         assert isinstance(spec, SimulatedSpec) and spec.life is not None
         await self._places.acquire()
         self.counters.created += 1
         try:
             async with self._starts:
+                if self._start_gap_s:
+                    async with self._host:
+                        await self.time.sleep(self._start_gap_s)
                 with self.at_work:
                     await self.time.sleep(spec.life.plan.start_s)
             spec.life.may_fail(STARTS, 0)

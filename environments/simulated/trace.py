@@ -33,7 +33,7 @@ def recorded_plan(line: dict[str, Any]) -> Plan:
         ),
         start_s=line["sandbox_start_s"],
         # With what comes before and after: collecting its work, stopping its sandbox.
-        verify_s=line["reward_s"] - line["finished_s"] if line["end"] == "submit" else 0.0,
+        verify_s=line["reward_s"] - turns[-1]["finished_s"] if line["end"] == "submit" else 0.0,
         reward=line["reward"],
         difficulty=line["difficulty"],
         end=line["end"],

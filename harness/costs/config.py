@@ -25,6 +25,7 @@ class HardwareConfig:
     cores: int = 0
     sandbox_cores: float = 0.0
     sandboxes_felt: int = 0
+    start_gap_s: float = 0.0  # from one sandbox's start to the next one's, at the same host
     engine_thread_gain: float = 1.0
     learner_thread_gain: float = 1.0
     # A device.
@@ -32,6 +33,7 @@ class HardwareConfig:
     memory_bytes_s: float = 0.0
     flops_s: float = 0.0  # dense, at the precision of the weights
     host_bytes_s: float = 0.0  # to and from host memory, one direction
+    host_memory_bytes: float = 0.0  # a node's (0: as a device's)
     host_memory_bytes_s: float = 0.0  # of a node's host memory, which its learners share
     node_devices: int = 8
     link_bytes_s: float = 0.0  # to devices of the same node, one direction

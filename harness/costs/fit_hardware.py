@@ -23,6 +23,7 @@ from harness.costs.shapes import shape
 from harness.protocols import UsageError
 
 MOMENTS = 16  # of each measured duration, at which it is asked who else was at work
+TOGETHER_S = 0.1  # a start that comes later after the one before was not asked for with it
 BIN_S = 0.25  # of the engine's work: some decode steps long, and shorter than a burst of sandboxes
 # What is tried.
 SANDBOX_CORES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.3, 1.7)
@@ -162,6 +163,7 @@ class CpuCosts:
     step_s: float
     publish_s: float
     fold_s: float
+    start_gap_s: float
 
     def engine_s(self, work: Work) -> float:
         return float((work.under(self.shared, self.engine_thread_gain or 0.0) @ self.engine).sum())
@@ -194,7 +196,16 @@ def fit(recordings: Sequence[Recording], cores: int) -> CpuCosts:
         shared, (engine.costs[0], engine.costs[1]), engine.gain,
         (learner.costs[0], learner.costs[1], learner.costs[2]), learner.gain,
         typical("step"), typical("publish") + typical("exchange"), typical("fold"),
+        _start_gap_s(recordings),
     )  # fmt: skip
+
+
+def _start_gap_s(recordings: Sequence[Recording]) -> float:
+    """The mean time between two starts that were asked for together."""
+    starts = [np.sort([life.started_s for life in r.lives]) for r in recordings]
+    gaps_s = np.concatenate([np.diff(s) for s in starts])
+    together = gaps_s[gaps_s < TOGETHER_S]
+    return float(together.mean()) if len(together) else 0.0
 
 
 @dataclass(frozen=True)
@@ -242,11 +253,11 @@ def hardware(costs: CpuCosts, policy: str, label: str, measured: str) -> Hardwar
         engine_thread_gain=costs.engine_thread_gain or 0.0,
         learner_thread_gain=costs.learner_thread_gain or 0.0,
         cores=costs.shared.cores, sandbox_cores=costs.shared.sandbox_cores,
-        sandboxes_felt=costs.shared.sandboxes_felt,
+        sandboxes_felt=costs.shared.sandboxes_felt, start_gap_s=costs.start_gap_s,
         memory_bytes=8e9, memory_bytes_s=20e9, flops_s=peak, host_bytes_s=20e9,
-        host_memory_bytes_s=20e9, node_devices=max(2, 2 * costs.shared.cores), link_bytes_s=10e9,
-        network_bytes_s=10e9, weight_bytes=4, cache_bytes=4, engine_tensor_parallel=1,
-        decode_memory_efficiency=1.0,
+        host_memory_bytes=8e9, host_memory_bytes_s=20e9, link_bytes_s=10e9, network_bytes_s=10e9,
+        node_devices=max(2, 2 * costs.shared.cores), weight_bytes=4, cache_bytes=4,
+        engine_tensor_parallel=1, decode_memory_efficiency=1.0,
         decode_compute_efficiency=_efficiency(costs.engine[1], peak),
         decode_step_s=costs.engine[0], decode_sequence_s=0.0,
         prefill_efficiency=_efficiency(costs.engine[1], peak), prefill_s=0.0,
@@ -278,7 +289,7 @@ def _efficiency(flop_s: float, peak: float) -> float:
 _FITTED = (
     "sandbox_cores", "sandboxes_felt", "decode_compute_efficiency", "decode_step_s",
     "prefill_efficiency", "train_efficiency", "chunk_s", "capture_s", "fold_s", "step_s",
-    "publish_s",
+    "publish_s", "start_gap_s",
 )  # fmt: skip
 SOURCES = {
     "shape": "the recorded runs' policy",
@@ -289,6 +300,7 @@ SOURCES = {
     "cores": "the recorded runs' machine",
     **dict.fromkeys(_FITTED, "MEASURED"),
     "memory_bytes": "assumed; no run comes near it",
+    "host_memory_bytes": "assumed: the memory is the host's",
     "memory_bytes_s": "assumed: one thread's share of a server's memory",
     "flops_s": "assumed: 2.6 GHz x 32 float32 operations a cycle, two AVX2 units",
     "host_bytes_s": "assumed: the memory is the host's",

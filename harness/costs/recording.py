@@ -43,6 +43,7 @@ class Life:
     group: int
     plan: Plan
     generating_s: Sequence[tuple[float, float]]  # of each turn: from its request to its answer
+    started_s: float
 
 
 class Profile:
@@ -143,7 +144,7 @@ def _life(line: dict[str, Any], number: int) -> Life | None:
     if line["reward"] is None or line["infrastructure_error"] is not None:
         return None
     spans = [(turn["started_s"], turn["generated_s"]) for turn in line["turns"]]
-    return Life(number, line["group"], recorded_plan(line), spans)
+    return Life(number, line["group"], recorded_plan(line), spans, line["started_s"])
 
 
 def _busy(events: list[dict[str, Any]]) -> list[Busy]:

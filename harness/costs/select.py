@@ -22,7 +22,7 @@ _EFFICIENCIES = (
 _AT_LEAST_0 = (
     "decode_step_s", "decode_sequence_s", "prefill_s", "recompute", "chunk_s", "capture_s",
     "fold_s", "step_s", "publish_s", "switch_s", "buffer_overlap", "engine_thread_gain",
-    "learner_thread_gain",
+    "learner_thread_gain", "host_memory_bytes", "start_gap_s",
     "cores", "sandbox_cores", "sandboxes_felt",
 )  # fmt: skip
 _AT_MOST_1 = (*_EFFICIENCIES, "buffer_overlap")

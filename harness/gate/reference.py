@@ -18,8 +18,8 @@ from harness.protocols import UsageError
 
 DIGITS = 12
 RULES = ("exact", "ratio")
-SCHEMA_VERSION = 2
-KEYS = {"schema_version", "ratios_measured_on", "figures"}
+SCHEMA_VERSION = 3
+KEYS = {"schema_version", "ratios_measured_on", "ratios_of_commit", "figures"}
 WAY_OUT = "take the committed file (git checkout), or write it anew: python -m harness.check"
 
 
@@ -39,9 +39,18 @@ def read(path: Path) -> dict[str, Entry]:
     return {name: _entry(path, name, given) for name, given in content["figures"].items()}
 
 
-def measured_on(path: Path) -> str:
-    """The machine whose ratios these are. Raises UsageError as `read` does."""
-    return _content(path)["ratios_measured_on"]
+@dataclass(frozen=True)
+class Measured:
+    """Of which machine the ratios are, and of which commit's code (None: of none)."""
+
+    machine: str
+    commit: str | None
+
+
+def measured(path: Path) -> Measured:
+    """Raises UsageError as `read` does."""
+    content = _content(path)
+    return Measured(content["ratios_measured_on"], content["ratios_of_commit"])
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -50,9 +59,7 @@ def _content(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _refused(path, str(error)) from error
     if not isinstance(content, dict) or set(content) != KEYS:
-        raise _refused(
-            path, "it must have schema_version, ratios_measured_on and figures, and nothing else"
-        )
+        raise _refused(path, f"it must have {', '.join(sorted(KEYS))}, and nothing else")
     if content["schema_version"] != SCHEMA_VERSION:
         raise _refused(
             path, f"schema_version {content['schema_version']}, this code has {SCHEMA_VERSION}"
@@ -61,6 +68,8 @@ def _content(path: Path) -> dict[str, Any]:
         raise _refused(path, "figures must map names to entries")
     if not isinstance(content["ratios_measured_on"], str):
         raise _refused(path, f"ratios_measured_on {content['ratios_measured_on']!r} is no text")
+    if not isinstance(content["ratios_of_commit"], str | None):
+        raise _refused(path, f"ratios_of_commit {content['ratios_of_commit']!r} is no commit")
     return content
 
 
@@ -93,7 +102,7 @@ def _finite(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def write(path: Path, figures: Mapping[str, Entry], machine: str) -> None:
+def write(path: Path, figures: Mapping[str, Entry], ratios: Measured) -> None:
     """One line a figure, in order of their names, so that a change is read as a diff."""
     lines = []
     for name in sorted(figures):
@@ -107,7 +116,9 @@ def write(path: Path, figures: Mapping[str, Entry], machine: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         f'{{\n "schema_version": {SCHEMA_VERSION},\n'
-        f' "ratios_measured_on": {json.dumps(machine)},\n "figures": {{\n{body}\n }}\n}}\n',
+        f' "ratios_measured_on": {json.dumps(ratios.machine)},\n'
+        f' "ratios_of_commit": {json.dumps(ratios.commit)},\n'
+        f' "figures": {{\n{body}\n }}\n}}\n',
         encoding="utf-8",
     )
 

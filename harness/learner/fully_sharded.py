@@ -47,11 +47,13 @@ class _Root(nn.Module):
 
 class _Exchange:
     """FSDP's reduce-scatter of one layer's gradients (the interface of its custom reduce-scatter),
-    which also keeps each rank's part. `summed` and `received` are flat shards."""
+    which also keeps each rank's part where they are wanted `apart`. `summed` and `received` are
+    flat shards."""
 
     def __init__(self) -> None:
         self.summed: torch.Tensor | None = None
         self.received: Buffers = []
+        self.apart = False
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -66,11 +68,11 @@ class _Exchange:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        self.received = ranks.exchange(input_tensor)
-        output_tensor.copy_(self.received[0])
-        for part in self.received[1:]:
+        received = ranks.exchange(input_tensor)
+        output_tensor.copy_(received[0])
+        for part in received[1:]:
             output_tensor.add_(part)
-        self.summed = output_tensor
+        self.summed, self.received = output_tensor, received if self.apart else []
 
     def take(self) -> tuple[torch.Tensor, Buffers] | None:
         """Give away what the last backward left; None where the layer trains nothing."""
@@ -160,12 +162,16 @@ class FullySharded(Replicated):
 
         return Score(*self._root(work))
 
-    def _shared(self, term: torch.Tensor | None) -> list[tuple[torch.Tensor, Buffers]]:
-        """Backward of all ranks: of each layer the shard of the sum and each rank's own."""
+    def _shared(
+        self, term: torch.Tensor | None, apart: bool = False
+    ) -> list[tuple[torch.Tensor, Buffers]]:
+        """Backward of all ranks: of each layer the sum's shard and, `apart`, each one's own."""
         if term is None:
             raise ValueError("a rank has no term where its peers have one")
         for parameter in self.parameters:
             parameter.grad = None
+        for exchange in self._exchanges:
+            exchange.apart = apart
         term.backward()
         made = [e for e in (exchange.take() for exchange in self._exchanges) if e is not None]
         if not self._views:
@@ -176,7 +182,7 @@ class FullySharded(Replicated):
         return made
 
     def _apart(self, term: torch.Tensor | None) -> list[Buffers]:
-        by_layer = [received for _, received in self._shared(term)]
+        by_layer = [received for _, received in self._shared(term, apart=True)]
         return [list(of_rank) for of_rank in zip(*by_layer, strict=True)]
 
     # -- the update's total ------------------------------------------------------------------------

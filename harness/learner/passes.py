@@ -17,9 +17,9 @@ _TOLERANCE = 1e-4  # of the hidden states' norm; rounding is below 1e-5, a wrong
 _TRIED = (5, 12)  # tokens of two sequences
 
 
-def recompute(model: Any, on: bool) -> None:
-    """Gradient checkpointing: a layer keeps its input alone, and runs again in the backward pass.
-    Raises UsageError for a model that has none."""
+def recompute(model: Any, on: bool, inputs: str = "device") -> None:
+    """Gradient checkpointing: a layer keeps its input alone, on the device or in host memory, and
+    runs again in the backward pass. Raises UsageError for a model that has none."""
     if not on:
         return
     if not model.supports_gradient_checkpointing:
@@ -28,7 +28,7 @@ def recompute(model: Any, on: bool) -> None:
             "transformers; take false"
         )
     # The reentrant kind wants inputs with a gradient, which frozen embeddings do not give.
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.activation_checkpointing_enable({"use_reentrant": False}, offload=inputs == "host")
 
 
 def lay_side_by_side(scorer: Scorer) -> None:

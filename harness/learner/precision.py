@@ -21,8 +21,9 @@ def weights_dtype(name: str) -> torch.dtype:
     return torch.float32 if name == "bfloat16" else getattr(torch, name)
 
 
-def computing(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Around a forward pass; the backward pass follows by itself."""
+def computing(name: str, device: torch.device, again: bool) -> AbstractContextManager[Any]:
+    """Around a forward pass; the backward pass follows by itself. Where layers run `again` in it,
+    their weights' rounded copies are made again too, and not held in between."""
     if name != "bfloat16":
         return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=not again)

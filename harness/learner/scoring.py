@@ -118,6 +118,7 @@ class Scorer:
         `logits_tokens` as learner.logits_tokens."""
         self.model = model
         self._dtype = dtype or str(model.dtype).removeprefix("torch.")
+        self._again = model.is_activation_checkpointing
         self._packed = packed
         self._logits_tokens = logits_tokens
         self.reference = reference
@@ -237,13 +238,14 @@ class Scorer:
             places = packed.sequences.positions(packed.inputs.device)
             beside = {"position_ids": places, "side_by_side": packed.sequences}
         head = Head(model)
-        with computing(self._dtype, packed.inputs.device):
+        made = (self._dtype, packed.inputs.device, self._again)
+        with computing(*made):
             hidden_ND = model.base_model(
                 input_ids=packed.inputs, use_cache=False, **beside
             ).last_hidden_state[packed.predicts]
 
         def distributions(hidden_nD: torch.Tensor) -> torch.Tensor:
-            with computing(self._dtype, packed.inputs.device):
+            with computing(*made):
                 logits_nV = head(hidden_nD)
             return log_softmax(logits_nV.to(weights_dtype(self._dtype)) / self._temperature, -1)
 

@@ -65,6 +65,7 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         free_bytes: int | None = None,
         turns: TurnOptions | None = None,
         checkpointing: bool = False,
+        activations: str = "device",
         pass_bytes: int = 0,
         logits_tokens: int = 0,
     ) -> None:
@@ -73,7 +74,7 @@ class TorchLearner(ParityVerbs, TurnVerbs):
         if model is None:
             model = load_for_training(Path(policy), weights_dtype(dtype), adapters)
         silence_dropout(model)
-        recompute(model, checkpointing)
+        recompute(model, checkpointing, activations)
         self._placement = placement or Placement()
         self._device = open_device(self._placement)
         self.model = model.to(self._device).train()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from harness.protocols import UsageError
 
 # Families whose MLP is one product, an activation, and one product; others have a gate beside.
 _COUNTED = ("llama", "qwen3", "qwen2", "mistral", "gpt_neox", "opt")
+_LAYER = re.compile(r".*?\.\d+\.")
 _UNGATED = ("gpt_neox", "gpt2", "opt", "phi", "bloom", "gptj", "codegen")
 
 
@@ -44,6 +46,16 @@ class PolicySize:
     def largest(self) -> int:
         """Elements of the largest weight."""
         return max(map(math.prod, self.shapes.values()))
+
+    @property
+    def in_layers(self) -> tuple[int, int]:
+        """Elements of all that is in no layer, such as embeddings, and of the largest layer."""
+        found = {"": 0}
+        for name, shape in self.shapes.items():
+            layer = _LAYER.match(name)
+            key = layer.group() if layer else ""
+            found[key] = found.get(key, 0) + math.prod(shape)
+        return found.pop(""), max(found.values(), default=0)
 
     def adapters(self, rank: int, targets: Sequence[str]) -> int:
         """Parameters of low-rank adapters on the linear layers of these names."""

@@ -53,6 +53,7 @@ def test_planted_costs_are_found_again(tmp_path: Path) -> None:
     assert step_s == pytest.approx(planted.step_s, rel=0.15)  # a turn is known by its ends alone
     assert 1 / flop_s == pytest.approx(planted.engine_flops_s, rel=0.15)
     assert costs.step_s == pytest.approx(planted.optimizer_s)
+    assert costs.start_gap_s == pytest.approx(planted.start_gap_s, rel=0.02)
 
 
 def test_the_preset_costs_what_was_fitted(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_planted_workload_is_found_again() -> None:
         reward_icc=0.4,
     )  # fmt: skip
     workload = DrawnWorkload(planted, limits)
-    lives = [Life(0, g, workload.plan(g, g, i, 0), []) for g in range(300) for i in range(8)]
+    lives = [Life(0, g, workload.plan(g, g, i, 0), [], 0.0) for g in range(300) for i in range(8)]
     found = fit_workload.fit(lives, limits, "measured: here")
     for name in fit_workload.VALUES:
         was, now = getattr(planted, name), getattr(found, name)

@@ -131,6 +131,14 @@ def test_every_option_takes_what_it_says() -> None:
     half = learner("learner.dtype=bfloat16")
     assert half["weights"] == weights and half["rounded weights"] == weights // 2
     assert half["activations"] < plain["activations"]
+    once = learner("learner.dtype=bfloat16", "learner.gradient_checkpointing=true")
+    outside, layer = size.in_layers
+    assert outside + 4 * layer == size.parameters
+    assert once["rounded weights"] == 2 * (layer + size.vocabulary * size.hidden)
+    assert plain["gathered weights"] == 0
+    sharded = learner("learner.ranks=2", "schedule.learner_devices=2", "learner.parallel=fsdp")
+    assert sharded["weights"] == weights // 2
+    assert sharded["gathered weights"] == 4 * (outside + 4 * layer + size.parameters)
     double = learner("learner.dtype=float64", "ledger.dtype=float64")
     assert double["weights"] == 2 * weights
     assert learner("objective.kl.coefficient=0.1")["reference"] == weights

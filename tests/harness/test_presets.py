@@ -14,10 +14,17 @@ import jsonschema
 import pytest
 
 from harness.composition import compose
+from harness.fit import fit
 from harness.policy.load import resolve
+from harness.policy.size import of_config
 from harness.records import SCHEMA_PATH
 from harness.validation import validate
 
+# Qwen3-14B's config.json (arXiv 2505.09388, table 1).
+POLICY = {
+    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 5120, "intermediate_size": 17408,
+    "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
 PRESETS = ("paper_swebench_8xh100", "paper_terminal_bench")
 
 
@@ -41,6 +48,27 @@ def test_all_that_needs_no_gpu_is_valid(preset: str, large: Path) -> None:
     )  # fmt: skip
     validate(config, gpu_count=lambda: 8)
     assert config.engine.name == "torch" and config.learner.parallel == "fsdp"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_it_fits_into_what_it_was_made_for_by_the_harness_own_estimate(preset: str) -> None:
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**POLICY))
+    size = of_config(POLICY, {n: tuple(p.shape) for n, p in model.named_parameters()})
+    assert size.parameters == 14_768_307_200
+    config = compose([f"experiment={preset}", "hardware=8xh100"])
+    for key in ("engine_devices", "learner_devices"):  # not the hardware's own split
+        preset_alone = compose([f"experiment={preset}"]).schedule
+        setattr(config.schedule, key, getattr(preset_alone, key))
+    found = fit(config, size)
+    assert found.fits and found.max_open_groups == config.rollout.groups_per_batch
+    assert found.room.free_bytes == 80e9 and found.room.host_bytes == 2e12
+    longer = config.rollout.max_context_tokens * 2
+    config.rollout.max_context_tokens = longer
+    assert not fit(config, size).fits
 
 
 @pytest.mark.parametrize("preset", PRESETS)

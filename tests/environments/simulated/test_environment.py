@@ -75,6 +75,27 @@ def test_no_more_than_max_parallel_are_alive_verifiers_included() -> None:
     assert clock.now() == 3 * (5 + 7)
 
 
+def test_a_host_begins_one_sandbox_after_the_other() -> None:
+    """Their starts overlap but for that: 2 seconds apart, each takes 5."""
+    clock, environment, _ = world()
+    provider = SimulatedProvider(clock, "test", 10, start_gap_s=2.0)
+    ready_s: list[float] = []
+
+    async def main() -> None:
+        task = environment.meet(environment.tasks("train")[0], 0, 0, 0)
+
+        async def life() -> None:
+            sandbox = await provider.start(environment.sandbox_spec(task))
+            ready_s.append(clock.now())
+            await sandbox.stop()
+
+        for one in [clock.spawn(life(), str(n)) for n in range(3)]:
+            await one
+
+    clock.run(main())
+    assert ready_s == [7.0, 9.0, 11.0]
+
+
 @pytest.mark.parametrize("kind", ["image", "start", "disk"])
 def test_a_start_that_fails_leaves_nothing(kind: str) -> None:
     clock, environment, provider = world(most=1, failures={kind: 1.0})

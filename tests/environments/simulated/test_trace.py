@@ -20,7 +20,7 @@ def line(group: int, index: int, **changes: Any) -> dict[str, Any]:
     """A life of two turns: 10 tokens read, 3 made, 5 read, 2 made."""
     turn = {"started_s": 1.5, "generated_s": 2.0, "finished_s": 2.75, "exec_s": 0.7,
             "action_start": 10, "action_end": 13}  # fmt: skip
-    last = {"started_s": 2.75, "generated_s": 3.0, "finished_s": 3.0, "exec_s": 0.0,
+    last = {"started_s": 2.75, "generated_s": 2.9, "finished_s": 2.9, "exec_s": 0.0,
             "action_start": 18, "action_end": 20}  # fmt: skip
     return {
         "batch": 0, "group": group, "index": index, "reward": 1.0, "infrastructure_error": None,
@@ -41,7 +41,8 @@ def test_a_recorded_life_is_replayed_as_it_was(tmp_path: Path) -> None:
     plan = trace(tmp_path, line(0, 0)).plan(5, 0, 0, 0)
     assert [tuple(turn) for turn in plan.turns] == [(3, 5, 0.75), (2, 0, 0.0)]
     assert (plan.prompt_tokens, plan.start_s, plan.reward, plan.end) == (10, 0.5, 1.0, "submit")
-    assert plan.verify_s == pytest.approx(0.4)  # until its reward, not the verifier's run alone
+    # From its last turn until its reward, not the verifier's run alone.
+    assert plan.verify_s == pytest.approx(0.5)
     assert plan.difficulty == "easy"
 
 

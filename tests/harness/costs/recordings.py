@@ -27,6 +27,7 @@ class Planted:
     engine_thread_gain: float = 0.75
     learner_thread_gain: float = 0.5
     optimizer_s: float = 0.006
+    start_gap_s: float = 0.012
 
 
 class Writer:
@@ -72,6 +73,7 @@ class Writer:
         self.lines.append({
             "group": len(self.lines) // 8, "index": index, "reward": 1.0, "end": "submit",
             "infrastructure_error": None, "difficulty": "easy", "sandbox_start_s": 0.5,
+            "started_s": start_s + index * self.planted.start_gap_s,
             "verify_s": 1.0, "finished_s": end_s, "reward_s": end_s + 1.25,
             "tokens": prompt + tokens, "turns": [turn],
         })  # fmt: skip

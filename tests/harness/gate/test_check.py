@@ -58,7 +58,7 @@ def test_it_names_what_moved_and_an_update_settles_it(tmp_path: Path) -> None:
         (("only=nothing",), "error: only=nothing: no figure begins so; there is: virtual/sync,"),
         (("reference=missing.json",), "error: reference=missing.json: "),
         (("judge=never",), "error: judge=never: give quiet (the default) or always"),
-        (("speed=1",), "error: speed=1: no such setting; there is: reference, only, judge"),
+        (("speed=1",), "error: speed=1: no such setting; there is: reference, only, judge, before"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.check import REFERENCE, check
 from harness.gate import reference, speeds, virtual_figures
-from harness.gate.reference import Entry
+from harness.gate.reference import Entry, Measured
 from harness.hardware import cores, cpu_model, cpu_revision
 from harness.protocols import UsageError
 
@@ -20,19 +20,21 @@ RATIO = Entry(1.25, "ratio", "x the same adds", 0.08)
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ci.json"
-    reference.write(path, {"b": RATIO, "a": EXACT, "zero": Entry(0.0, "exact", "versions")}, "here")
-    assert reference.measured_on(path) == "here"
+    figures = {"b": RATIO, "a": EXACT, "zero": Entry(0.0, "exact", "versions")}
+    reference.write(path, figures, Measured("here", "abc"))
+    assert reference.measured(path) == Measured("here", "abc")
     found = reference.read(path)
     assert found == {"a": EXACT, "b": RATIO, "zero": Entry(0.0, "exact", "versions")}
-    assert [line.split('"')[1] for line in path.read_text().splitlines()[4:7]] == ["a", "b", "zero"]
+    assert [line.split('"')[1] for line in path.read_text().splitlines()[5:8]] == ["a", "b", "zero"]
 
 
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         ("{", "Expecting property name"),
-        ("[]", "it must have schema_version, ratios_measured_on and figures"),
-        ({"schema_version": 1}, "schema_version 1, this code has 2"),
+        ("[]", "it must have figures, ratios_measured_on, ratios_of_commit, schema_version, and"),
+        ({"schema_version": 1}, "schema_version 1, this code has 3"),
+        ({"ratios_of_commit": 7}, "ratios_of_commit 7 is no commit"),
         ({"figures": {}}, "figures must map names to entries"),
         ({"figures": {"a": 3}}, "a: 3 is no entry"),
         ({"figures": {"a": {"value": 1, "rule": "exact"}}}, "a: an entry has value, unit and rule"),
@@ -51,7 +53,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_damaged_reference_is_one_line(damage: Any, says: str, tmp_path: Path) -> None:
     path = tmp_path / "ci.json"
     figures = {"a": {"value": 1, "rule": "exact", "unit": "s"}}
-    whole = {"schema_version": 2, "ratios_measured_on": "here", "figures": figures}
+    whole = {
+        "schema_version": 3, "ratios_measured_on": "here", "ratios_of_commit": None,
+        "figures": figures,
+    }  # fmt: skip
     path.write_text(damage if isinstance(damage, str) else json.dumps(whole | damage))
     with pytest.raises(UsageError) as refused:
         reference.read(path)
@@ -96,11 +101,23 @@ def test_the_committed_reference_is_of_this_code() -> None:
     assert {name.split("/")[1] for name in exact} == set(virtual_figures.JOBS)
 
 
-def test_ratios_of_another_processor_are_not_judged(tmp_path: Path, capsys) -> None:
+def test_ratios_of_another_processor_need_the_code_that_they_are_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     """One of the same name is another one where the system tells which of them it is."""
+    monkeypatch.setattr("harness.check.psutil.cpu_percent", lambda seconds: 0.0)
     name = f"{cpu_model()}, {cores()} cores"
     path = tmp_path / "ci.json"
-    reference.write(path, {"speed/clock": RATIO}, name if cpu_revision() else "another")
-    assert check([f"reference={path}", "only=speed/clock"]) == []
-    said = capsys.readouterr().err
-    assert "NOT judged" in said and cpu_revision() in said and "0 figures, 0 moved" in said
+    for commit, why in ((None, "does not say which commit"), ("f" * 40, "does not have commit")):
+        measured = Measured(name if cpu_revision() else "another", commit)
+        reference.write(path, {"speed/clock": RATIO}, measured)
+        assert check([f"reference={path}", "only=speed/clock"]) == []
+        said = capsys.readouterr().err
+        assert "NOT judged" in said and why in said and cpu_revision() in said
+        assert "0 figures, 0 moved" in said
+
+
+def test_a_busy_machine_judges_no_ratio(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("harness.check.psutil.cpu_percent", lambda seconds: 21.0)
+    assert check(["only=speed/clock"]) == []
+    assert "NOT judged: other work keeps 21 % of this machine busy" in capsys.readouterr().err

@@ -48,16 +48,20 @@ LEDGER = "".join(
 
 
 def copied(tmp_path: Path) -> Path:
+    """A clone whose one commit is this code as it is now."""
     for package in PACKAGES:
         shutil.copytree(
             ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
         )
+    name = ("-c", "user.name=a test", "-c", "user.email=test@localhost")
+    for command in (("init", "-q"), ("add", "."), (*name, "commit", "-q", "-m", "as it is")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
     return tmp_path
 
 
-def gate(copy: Path, only: str) -> tuple[int, str]:
+def gate(copy: Path, only: str, *settings: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "harness.check", f"only={only}", "judge=always"],
+        [sys.executable, "-m", "harness.check", f"only={only}", *settings],
         cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)},
         capture_output=True, text=True, timeout=1500, check=False,
     )  # fmt: skip
@@ -81,9 +85,20 @@ def test_15_percent_more_work_moves_its_figure(
     copy = copied(tmp_path)
     with (copy / file).open("a", encoding="utf-8") as code:
         code.write(SLOWER + slowed)
-    exit_code, said = gate(copy, figure)
+    exit_code, said = gate(copy, figure, "before=HEAD", "judge=always")
     assert exit_code == 1, said
-    assert f"moved: {figure}: " in said
+    (line,) = [line for line in said.splitlines() if line.startswith("moved: ")]
+    assert line.startswith(f"moved: {figure}: ") and "(+" in line
+
+
+@pytest.mark.slow
+def test_the_same_code_before_and_after_has_not_moved(tmp_path: Path) -> None:
+    """On any machine: nothing here hangs on what the reference was measured with."""
+    exit_code, said = gate(
+        copied(tmp_path), "speed/clock,speed/sync", "before=HEAD", "judge=always"
+    )
+    assert exit_code == 0, said
+    assert "2 figures, 0 moved" in said
 
 
 @pytest.mark.slow

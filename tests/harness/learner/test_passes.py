@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.composition import compose
 from harness.config import ObjectiveConfig
@@ -188,6 +190,77 @@ def test_layers_that_run_again_give_the_same_bits(dtype: str) -> None:
     again = model_of("qwen3", torch.float32)
     recompute(again, True)
     assert torch.equal(gradient(again, rows(), COEFFICIENTS, dtype), kept)
+
+
+def test_inputs_that_wait_in_host_memory_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here both memories are the host's; on a GPU this was not verified."""
+    import transformers.modeling_utils
+
+    moved: list[torch.Size] = []
+
+    class Counted(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, **options: Any) -> None:
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                moved.append(tensor.shape)
+                return tensor.clone()
+
+            super().__init__(pack, lambda tensor: tensor)
+
+    monkeypatch.setattr(transformers.modeling_utils, "save_on_cpu", Counted)
+    given, made = rows(), []
+    for inputs in ("device", "host"):
+        model = model_of("qwen3", torch.float32)
+        recompute(model, True, inputs)
+        assert moved == []
+        made.append(gradient(model, given, COEFFICIENTS, "float32", packed=True))
+    assert torch.equal(*made)
+    tokens = sum(len(row.tokens_T) for row in given)
+    assert len(moved) == 2 and all(tokens - 10 < shape[1] < tokens for shape in moved)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        (["learner.device=cuda"], "only the inputs of layers that run again"),
+        (["learner.gradient_checkpointing=true"], "the memory of learner.device=cpu is the host's"),
+    ],
+)
+def test_host_memory_for_nothing_is_refused(settings: list[str], refused: str) -> None:
+    with pytest.raises(UsageError, match=f"^learner.activations=host: {refused}"):
+        validate(compose(["learner.activations=host", *settings]), gpu_count=lambda: 8)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
+def test_rounded_weights_are_held_where_nothing_runs_again_and_only_there(again: bool) -> None:
+    """Counted when the last layer is through."""
+    model = model_of("qwen3", torch.float32)
+    recompute(model, again)
+    casts = _Casts({p.shape for p in model.model.layers.parameters() if p.dim() == 2})
+    held: list[int] = []
+    model.model.norm.register_forward_pre_hook(lambda *_: held.append(casts.alive()))
+    with casts:
+        Scorer(model, 0.8, ObjectiveConfig(), None, "bfloat16")(rows(), COEFFICIENTS)
+    assert held == [0 if again else 2 * 7]
+
+
+class _Casts(TorchDispatchMode):
+    """Which rounded copies of weights of these shapes are alive."""
+
+    def __init__(self, shapes: set[torch.Size]) -> None:
+        super().__init__()
+        self._shapes, self._made = shapes, []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and made.shape in self._shapes:
+            assert made.dtype == torch.bfloat16
+            self._made.append(StorageWeakRef(made.untyped_storage()))
+        return made
+
+    def alive(self) -> int:
+        return sum(not made.expired() for made in self._made)
 
 
 def test_bfloat16_computes_in_it_and_sums_in_float32(tmp_path: Path) -> None:
