@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.config import Config, LoraConfig
 from harness.memory import CAPTURES_EARLY, ITEM_BYTES, KEPT_BYTES, LedgerPlan, ledger_plan
-from harness.policy.size import PolicySize, policy_size
+from harness.policy.size import LARGE_WEIGHT, PolicySize, policy_size
 from harness.protocols import UsageError
 
 PROCESS_BYTES = 450_000_000  # torch and transformers, imported; measured 400 to 450 MB
@@ -156,9 +156,10 @@ def footprint(config: Config, size: PolicySize, processes: int | None = None) ->
         "logits": logits_bytes(size, made),
     }
     cells = config.engine.slots * (config.rollout.max_context_tokens + 1)
-    serving = {
+    copies = 3 if size.largest >= LARGE_WEIGHT else 2  # large ones in two layouts, while new ones
+    serving = {  # are read
         "process": PROCESS_BYTES,
-        "weights": 2 * size.parameters * 4,  # new ones are read while the old ones serve
+        "weights": copies * size.parameters * 4,
         "keys and values": cells * 2 * size.layers * size.kv_heads * size.head_dim * 4,
     }
     sharded = ranks > 1 and (config.ledger.sharded or learner.parallel == "fsdp")

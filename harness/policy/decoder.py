@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from harness.policy import pages
 from harness.policy.architecture import DecoderConfig
+from harness.policy.product import Added, Product
 from harness.protocols import UsageError
 
 
@@ -66,7 +67,7 @@ class _Layer:
             weight = get(name).view(heads, c.head_dim, -1)
             return weight[:, order].reshape(heads * c.head_dim, -1)
 
-        self.qkv = torch.cat(
+        qkv = torch.cat(
             [
                 paired("self_attn.q_proj", c.heads),
                 paired("self_attn.k_proj", c.kv_heads),
@@ -74,16 +75,16 @@ class _Layer:
             ]
         )
         root = c.hidden_size**0.5
-        self.qkv *= get("input_layernorm") * root
+        self.qkv = Product(qkv.mul_(get("input_layernorm") * root))
         self.qk_norm = None
         if c.qk_norm:
             q, k = get("self_attn.q_norm")[order], get("self_attn.k_norm")[order]
             self.qk_norm = torch.cat([q.expand(c.heads, -1), k.expand(c.kv_heads, -1)])
             self.qk_norm *= c.head_dim**0.5
-        self.out_t = get("self_attn.o_proj").t().contiguous()
-        self.gate_up = torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")])
-        self.gate_up *= get("post_attention_layernorm") * root
-        self.down_t = get("mlp.down_proj").t().contiguous()
+        self.out = Added(get("self_attn.o_proj"))
+        gate_up = torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")])
+        self.gate_up = Product(gate_up.mul_(get("post_attention_layernorm") * root))
+        self.down = Added(get("mlp.down_proj"))
 
 
 class Decoder:
@@ -126,7 +127,8 @@ class Decoder:
         self._layers = [_Layer(weights, f"model.layers.{n}", c) for n in range(c.layers)]
         self._embedding = weights["model.embed_tokens.weight"].float()
         self._norm = weights["model.norm.weight"].float()
-        self._head = self._embedding if c.tied else weights["lm_head.weight"].float()
+        head = self._embedding if c.tied else weights["lm_head.weight"].float()
+        self._head = Product(head, self.slots)
 
     def forward(
         self,
@@ -156,7 +158,7 @@ class Decoder:
         readings = [self._reading(chunk) for chunk in chunks]
         for number, layer in enumerate(self._layers):
             h = x * _scaled(x, c.norm_eps)
-            qkv = F.linear(h, layer.qkv).view(rows, rotated + c.kv_heads, c.head_dim)
+            qkv = layer.qkv(h).view(rows, rotated + c.kv_heads, c.head_dim)
             qk = qkv[:, :rotated]
             if layer.qk_norm is not None:
                 qk.mul_(_scaled(qk, c.norm_eps)).mul_(layer.qk_norm)
@@ -169,16 +171,16 @@ class Decoder:
                 readings = [replace(reading, rows=1, mask=None) for reading in readings]
             keys, values = self._keys[number], self._values[number]
             mixed = self._attend(q, keys, values, decoding, used, bias, readings)
-            x = torch.addmm(x, mixed, layer.out_t)
+            x = layer.out(x, mixed)
             h = x * _scaled(x, c.norm_eps)
-            gate, up = F.linear(h, layer.gate_up).chunk(2, dim=1)
-            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down_t)
+            gate, up = layer.gate_up(h).chunk(2, dim=1)
+            x = layer.down(x, F.silu(gate).mul_(up))
         return x
 
     def logits(self, hidden_M: torch.Tensor) -> torch.Tensor:
         """Logits (M, vocab) of hidden states from `forward`."""
         c = self.config
-        return F.linear(F.rms_norm(hidden_M, (c.hidden_size,), self._norm, c.norm_eps), self._head)
+        return self._head(F.rms_norm(hidden_M, (c.hidden_size,), self._norm, c.norm_eps))
 
     def swap(self, a: int, b: int, columns: int) -> None:
         """Exchange the first `columns` keys and values of two slots."""

@@ -15,6 +15,7 @@ from harness.policy.architecture import raw_config
 from harness.protocols import UsageError
 
 # Families whose MLP is one product, an activation, and one product; others have a gate beside.
+LARGE_WEIGHT = 2**18  # elements; a cache does not hold it, so that a decoder keeps it twice
 _COUNTED = ("llama", "qwen3", "qwen2", "mistral", "gpt_neox", "opt")
 _LAYER = re.compile(r".*?\.\d+\.")
 _UNGATED = ("gpt_neox", "gpt2", "opt", "phi", "bloom", "gptj", "codegen")
