@@ -204,14 +204,15 @@ class TeacherConfig:
 
 @dataclass
 class EngineConfig:
-    """`device`, `dtype` and `arguments` are those of name=vllm (docs/vllm.md)."""
+    """`tensor_parallel`, `device`, `dtype` and `arguments` are name=vllm's (docs/vllm.md)."""
 
     name: str = "torch"
     slots: int = 64  # sequences that decode together
     # Processes that share schedule.engine_devices evenly. Of a simulated one: filled in, from the
     # hardware and its share of devices.
     replicas: int = 1
-    device: str = "cpu"  # cuda: one GPU; not verified on a GPU
+    tensor_parallel: int = 1  # processes of a replica that share its weights and its devices
+    device: str = "cpu"  # cuda: one GPU per process; not verified on a GPU
     dtype: str = "float32"
     arguments: dict[str, Any] = field(default_factory=dict)  # of vllm.AsyncEngineArgs, as they are
 

@@ -110,6 +110,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "teacher.wait_s": (0, math.inf, True),
     "engine.slots": (1, math.inf, True),
     "engine.replicas": (1, math.inf, True),
+    "engine.tensor_parallel": (1, math.inf, True),
     "learner.ranks": (1, math.inf, True),
     "learner.logits_tokens": (0, math.inf, True),
     "learner.beta1": (0, 1, True),
@@ -192,8 +193,7 @@ def validate(config: Config, gpu_count: Callable[[], int] = hardware.gpu_count) 
     if config.policy.name != "simulated" and config.agent.name == "policy":
         folder = resolve(config.policy.path or config.policy.name)
         architecture.check(folder, config.rollout.max_context_tokens)
-        if config.engine.name == "vllm":
-            architecture.DecoderConfig.read(folder)  # says itself what it is not
+        engines.check_policy(config, folder)
     lora.check(config.policy.lora)
     for key in _TARGETS:
         _importable(key, lookup(config, key))

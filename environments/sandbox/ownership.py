@@ -17,7 +17,7 @@ from environments.sandbox.cgroups import process_start
 LABEL = "thundersync."
 OWNER_LABEL = f"{LABEL}pid_start"  # on everything that an owner's end makes an orphan
 IMAGE_LABEL = f"{LABEL}image"  # on images built for a data set: they stay for the next run
-_FOLDER_PREFIX = "thundersync-bwrap."
+_SANDBOXES = "bwrap"
 
 
 def owner_labels() -> dict[str, str]:
@@ -40,16 +40,16 @@ def is_orphan(labels: Mapping[str, str], *, ended: bool) -> bool:
     return str(process_start(int(labels[f"{LABEL}pid"]))) != labels[OWNER_LABEL]
 
 
-def folder_prefix() -> str:
+def folder_prefix(kind: str = _SANDBOXES) -> str:
     """Of this process's temporary folders."""
-    return f"{_FOLDER_PREFIX}{os.getpid()}.{process_start(os.getpid())}."
+    return f"thundersync-{kind}.{os.getpid()}.{process_start(os.getpid())}."
 
 
-def reap_folders() -> int:
+def reap_folders(kind: str = _SANDBOXES, at: Path | None = None) -> int:
     """Remove the temporary folders of processes that are gone; returns how many."""
     removed = 0
-    for path in Path(tempfile.gettempdir()).glob(_FOLDER_PREFIX + "*"):
-        pid, start = path.name.removeprefix(_FOLDER_PREFIX).split(".")[:2]
+    for path in (at or Path(tempfile.gettempdir())).glob(f"thundersync-{kind}.*"):
+        pid, start = path.name.split(".")[1:3]
         if process_start(int(pid)) != int(start):
             shutil.rmtree(path, ignore_errors=True)
             removed += not path.exists()

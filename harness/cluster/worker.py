@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_WORKER = "HARNESS_WORKER_PID"  # in the environment of what its service starts
 
 
 def die_with_parent() -> None:
@@ -40,6 +41,15 @@ def descends_from(pid: int) -> bool:
         return pid in (own.pid, *(ancestor.pid for ancestor in own.parents()))
     except psutil.NoSuchProcess:
         return False
+
+
+def end_with_worker() -> None:
+    """Of a process that a service started: from here on the kernel ends it when its parent ends.
+    Where the worker is gone already, nobody waits."""
+    die_with_parent()
+    worker = os.environ.get(_WORKER)
+    if worker is not None and not descends_from(int(worker)):
+        os._exit(1)
 
 
 def load(dotted: str) -> Any:
@@ -144,6 +154,7 @@ async def _serve_loop(service: Any, connection: Connection) -> None:
 
 def main() -> None:
     die_with_parent()
+    os.environ[_WORKER] = str(os.getpid())
     # Ctrl-C reaches the whole process group; the parent decides what ends and in which order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     affinity = os.environ.get("HARNESS_WORKER_AFFINITY")
@@ -157,3 +168,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    # multiprocessing runs its parent's main module before anything else, in what a service starts
+    # (vLLM does: vllm#55510) and in what that starts.
+    end_with_worker()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from harness.cluster.protocol import Cluster
 from harness.config import Config
-from harness.engines.vllm_options import OWN, VllmOptions
+from harness.engines import vllm_devices
+from harness.engines.vllm_options import OWN
 from harness.protocols import UsageError
 
 # Of a run's manifest: what its seeds do to its tokens.
@@ -27,43 +27,50 @@ _INSTALL = {
 
 
 def check(config: Config) -> None:
-    """Raises UsageError, one line, for what engine=vllm cannot do, or where it is not installed."""
+    """Raises UsageError, one line, for what an engine cannot do, or where it is not installed."""
     engine = config.engine
-    if config.agent.name != "policy" or engine.name == "simulated":
+    if config.agent.name != "policy":
+        return
+    if engine.name == "simulated":
+        _simulated(config)
         return
     if engine.name == "torch":
         _plain(config)
         return
-    for key, found, only in (
-        ("engine.replicas", engine.replicas, 1), ("cluster", config.cluster.name, "local")
-    ):  # fmt: skip
-        if found != only:
-            raise UsageError(
-                f"{key}={found}: engine=vllm is one process beside the harness; take "
-                f"{key}={only}, or engine=torch"
-            )
+    if config.cluster.name != "local":
+        raise UsageError(
+            f"cluster={config.cluster.name}: engine=vllm starts its own processes on this machine; "
+            "take cluster=local, where engine.replicas are too, or engine=torch"
+        )
     if config.replay is not None:
         raise UsageError(
             f"engine=vllm: replay={config.replay} has the engine decode recorded tokens, and vLLM "
             "samples its own; take engine=torch"
         )
     if own := sorted(set(engine.arguments) & set(OWN)):
+        key = OWN[own[0]]
         raise UsageError(
             f"engine.arguments={dict(engine.arguments)}: {own[0]} is set by the harness; leave it "
-            "out"
+            "out" + (f", and take {key}" if key else "")
         )
-    if engine.device == "cuda" and config.schedule.engine_devices != 1:
-        raise UsageError(
-            f"schedule.engine_devices={config.schedule.engine_devices}: engine=vllm has one GPU "
-            "under engine.device=cuda; take 1"
-        )
+    vllm_devices.check(config)
     if importlib.util.find_spec("vllm") is None:
         raise UsageError(f"engine=vllm: vLLM is not installed; {_INSTALL[engine.device]}")
+
+
+def _simulated(config: Config) -> None:
+    parallel = config.engine.tensor_parallel
+    if parallel != 1:
+        raise UsageError(
+            f"engine.tensor_parallel={parallel}: an engine on paper takes "
+            "hardware.engine_tensor_parallel; leave it 1"
+        )
 
 
 def _plain(config: Config) -> None:
     engine = config.engine
     given = {"device": engine.device != "cpu", "dtype": engine.dtype != "float32",
+             "tensor_parallel": engine.tensor_parallel != 1,
              "arguments": bool(engine.arguments)}  # fmt: skip
     for key, set_ in given.items():
         if set_:
@@ -74,63 +81,43 @@ def _plain(config: Config) -> None:
             )
 
 
-def make_engine(config: Config, folder: Path, affinity: Sequence[int] | None) -> Any:
-    """vLLM's client, not started."""
-    from harness.engines.vllm_client import VllmEngineClient
-
-    return VllmEngineClient(vllm_options(config, folder), affinity=affinity)
-
-
-def vllm_options(config: Config, folder: Path) -> VllmOptions:
-    """What vLLM is started with."""
-    engine = config.engine
-    return VllmOptions(
-        path=str(folder),
-        slots=engine.slots,
-        max_context=config.rollout.max_context_tokens,
-        threads=config.schedule.engine_devices,
-        device=cast(Literal["cpu", "cuda"], engine.device),
-        dtype=engine.dtype,
-        gpu=_gpu(config) if engine.device == "cuda" else None,
-        arguments=dict(engine.arguments),
-    )
-
-
-def _gpu(config: Config) -> str:
-    """The first GPU after the learner's, of those that this process may use."""
-    number = config.learner.ranks if config.learner.device == "cuda" else 0
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = seen.split(",") if seen else [str(n) for n in range(number + 1)]
-    if len(names) <= number:
-        raise UsageError(
-            f"engine.device=cuda: CUDA_VISIBLE_DEVICES={seen} has no GPU left for the engine "
-            f"beside learner.ranks={config.learner.ranks}"
-        )
-    return names[number]
+def check_policy(config: Config, folder: Path) -> None:
+    """Raises UsageError, one line, for a policy that engine=vllm does not serve as asked."""
+    if config.engine.name == "vllm":
+        vllm_devices.check_policy(config, folder)
 
 
 def open_engine(config: Config, folder: Path, cluster: Cluster, say: Callable[[str], None]) -> Any:
-    """The engine on a cluster, not started yet. Replicas of engine=torch share
-    schedule.engine_devices and their cores evenly; vLLM is one process of this machine."""
+    """The engine on a cluster, not started yet. Replicas share schedule.engine_devices and their
+    cores evenly; those of vLLM are on this machine."""
     from harness.cluster.needs import engine_threads
     from harness.cluster.pinning import cores
+    from harness.engines.client import TorchEngineClient
     from harness.engines.replicas import Replica, Replicas
+    from harness.engines.vllm_client import VllmEngineClient
 
     pinned, threads = cores(config)[0], engine_threads(config)
-    if config.engine.name == "vllm":
-        return make_engine(config, folder, pinned)
 
-    def replica(number: int) -> Replica:
-        from harness.engines.client import TorchEngineClient
+    def own_cores(number: int) -> Sequence[int] | None:
+        return pinned and pinned[number * threads : (number + 1) * threads]
 
+    def torch(number: int) -> Replica:
         return TorchEngineClient(
             folder,
             slots=config.engine.slots,
             max_context=config.rollout.max_context_tokens,
             threads=threads,
-            affinity=pinned and pinned[number * threads : (number + 1) * threads],
+            affinity=own_cores(number),
             name=f"engine/{number}",
             worker=cluster.worker,
         )
 
-    return Replicas(replica, config.engine.replicas, cluster.share, say)
+    def vllm(number: int) -> Replica:
+        return VllmEngineClient(
+            vllm_devices.options(config, folder, number),
+            affinity=own_cores(number),
+            name=f"engine/{number}",
+        )
+
+    make = vllm if config.engine.name == "vllm" else torch
+    return Replicas(make, config.engine.replicas, cluster.share, say)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from vllm import AsyncEngineArgs, SamplingParams  # pyright: ignore[reportMissingImports]
@@ -13,14 +12,13 @@ from vllm.platforms import current_platform  # pyright: ignore[reportMissingImpo
 from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
-from harness.engines.vllm_options import PARENT, VllmOptions, arguments
+from harness.engines.vllm_options import VllmOptions, arguments
 from harness.protocols import Generation, UsageError
 
 
 def start(options: VllmOptions) -> Any:
     """An AsyncLLM. Raises UsageError for an argument that vLLM does not have, and for a vLLM that
     was built for another device."""
-    os.environ[PARENT] = str(os.getpid())
     if current_platform.device_type != options.device:
         raise UsageError(
             f"engine.device={options.device}: the vLLM that is installed here runs on "

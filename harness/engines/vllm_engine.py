@@ -11,10 +11,13 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import shutil
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from harness.engines import vllm_files
 from harness.engines.vllm_options import VllmOptions, environment
 from harness.protocols import Completion, Generation, Interval, VersionSpan
 from harness.rollout import derive_seed
@@ -44,7 +47,11 @@ class VllmEngine:
     def __init__(self, options: VllmOptions, name: str = "engine/0", api: Any = None) -> None:
         self._options = options
         self._name = name
-        self._api = api or _vllm(options)
+        self._folder: Path | None = None
+        if api is None:
+            self._folder = vllm_files.make_folder()
+            api = _vllm(options, self._folder)
+        self._api = api
         self._llm: Any = None
         self._sessions: dict[str, _Session] = {}
         self._numbers = itertools.count()
@@ -109,6 +116,8 @@ class VllmEngine:
     async def close(self) -> None:
         if self._llm is not None:
             self._llm.shutdown(timeout=0.5)  # nothing there is to be saved
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- what it was busy with ---------------------------------------------------------------------
 
@@ -158,9 +167,9 @@ class VllmEngine:
         busy.since_s, busy.generated, busy.read = now_s, 0, 0
 
 
-def _vllm(options: VllmOptions) -> Any:
+def _vllm(options: VllmOptions, folder: Path) -> Any:
     """harness.engines.vllm_api, whose import reads the environment."""
-    os.environ.update(environment(options))
+    os.environ.update(environment(options), **{vllm_files.VARIABLE: str(folder)})
     return importlib.import_module("harness.engines.vllm_api")
 
 

@@ -12,32 +12,39 @@ from harness.policy.architecture import DecoderConfig
 
 BACKEND = "published_file"  # the weight-transfer backend of harness.engines.vllm_worker
 EXTENSION = "harness.engines.vllm_worker.Extension"
-PARENT = "HARNESS_VLLM_PARENT"  # the process without which vLLM's own must not live
+ONE_PROCESS = "harness.engines.vllm_executor.OneProcess"
+SEVERAL_PROCESSES = "harness.engines.vllm_executor.SeveralProcesses"
 BLOCK_TOKENS = 32  # of keys and values; only whole blocks are reused. Fewer are slow on a CPU
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class VllmOptions:
-    """`arguments` go to vLLM's AsyncEngineArgs after the engine's own. `threads` are those of the
-    model on a CPU."""
+    """Of one replica. `threads` are those of each of its `tensor_parallel` processes on a CPU.
+    `arguments` go to vLLM's AsyncEngineArgs after the engine's own."""
 
     path: str
     slots: int
     max_context: int
     threads: int = 1
+    tensor_parallel: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: str = "float32"
-    gpu: str | None = None  # of CUDA_VISIBLE_DEVICES
+    gpus: str | None = None  # its CUDA_VISIBLE_DEVICES
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-# What harness.engines.vllm_engine relies on, and engine.arguments cannot change.
-OWN = (
-    "model", "dtype", "max_model_len", "max_num_seqs", "skip_tokenizer_init", "logprobs_mode",
-    "worker_extension_cls", "weight_transfer_config", "enable_prefix_caching", "seed",
-    "disable_log_stats", "enable_log_requests", "tensor_parallel_size", "load_format",
-)  # fmt: skip
+# What harness.engines.vllm_engine relies on, and engine.arguments cannot change; with the key that
+# does, where there is one.
+OWN = {
+    "model": "policy.path", "dtype": "engine.dtype", "max_num_seqs": "engine.slots",
+    "max_model_len": "rollout.max_context_tokens", "skip_tokenizer_init": None,
+    "logprobs_mode": None, "worker_extension_cls": None, "weight_transfer_config": None,
+    "enable_prefix_caching": None, "seed": None, "disable_log_stats": None,
+    "enable_log_requests": None, "load_format": None, "distributed_executor_backend": None,
+    "tensor_parallel_size": "engine.tensor_parallel", "data_parallel_size": "engine.replicas",
+    "pipeline_parallel_size": "engine.tensor_parallel",
+}  # fmt: skip
 
 
 def environment(options: VllmOptions) -> dict[str, str]:
@@ -58,8 +65,8 @@ def environment(options: VllmOptions) -> dict[str, str]:
         }
         if options.arguments.get("enforce_eager", True):
             found["TORCH_COMPILE_DISABLE"] = "1"  # helpers of the sampler would be compiled still
-    elif options.gpu is not None:
-        found["CUDA_VISIBLE_DEVICES"] = options.gpu
+    elif options.gpus is not None:
+        found["CUDA_VISIBLE_DEVICES"] = options.gpus
     return found
 
 
@@ -81,7 +88,10 @@ def arguments(options: VllmOptions) -> dict[str, Any]:
         "seed": 0,
         "disable_log_stats": True,
         "enable_log_requests": False,
-        "tensor_parallel_size": 1,
+        "tensor_parallel_size": options.tensor_parallel,
+        "distributed_executor_backend": ONE_PROCESS
+        if options.tensor_parallel == 1
+        else SEVERAL_PROCESSES,
         "generation_config": "vllm",  # none of the folder's own sampling settings
     }
     if options.device == "cpu":
@@ -98,8 +108,10 @@ def arguments(options: VllmOptions) -> dict[str, Any]:
 
 
 def cache_bytes(options: VllmOptions) -> int:
-    """Keys and values of `slots` whole contexts, and as much again for sessions between turns."""
+    """Keys and values of `slots` whole contexts, and as much again for sessions between turns: in
+    each process, those of its own heads (of one that it shares, where there are fewer)."""
     config = DecoderConfig.read(Path(options.path))
-    token = 2 * config.layers * config.kv_heads * config.head_dim * _DTYPE_BYTES[options.dtype]
+    heads = max(1, config.kv_heads // options.tensor_parallel)
+    token = 2 * config.layers * heads * config.head_dim * _DTYPE_BYTES[options.dtype]
     blocks = -(-options.max_context // BLOCK_TOKENS) + 1
     return 2 * options.slots * blocks * BLOCK_TOKENS * token

@@ -1,15 +1,14 @@
-"""What vLLM's own processes import: weights from a published file, and no life after the parent.
+"""What vLLM's own processes import: weights from a published file.
 
 Named as `worker_extension_cls`, so that it is there before a model is loaded, wherever vLLM's
 worker runs. Weights go through vLLM's weight-transfer API; the transport is a safetensors file with
-Hugging Face names, which the model's own `load_weights` maps and stacks. vLLM's layerwise reloading
-then processes them again: on a CPU a layer computes with packed copies, which a plain load would
-not reach.
+Hugging Face names, which the model's own `load_weights` maps, stacks and, with several processes,
+cuts to this one's part. vLLM's layerwise reloading then processes them again: on a CPU a layer
+computes with packed copies, which a plain load would not reach.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from safetensors.torch import load_file
@@ -30,8 +29,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 )
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
-from harness.cluster.worker import descends_from, die_with_parent
-from harness.engines.vllm_options import BACKEND, PARENT
+from harness.engines.vllm_options import BACKEND
 
 
 @dataclass
@@ -81,14 +79,4 @@ class Extension:
     """Mixed into vLLM's worker; what matters happens where this module is imported."""
 
 
-def _end_with_engine() -> None:
-    """From here on the kernel ends this process when its parent ends (vllm#55510). A process below
-    EngineCore has vLLM's own death pipe as well. Where the parent is gone already, nobody waits."""
-    die_with_parent()
-    parent = os.environ.get(PARENT)
-    if parent is not None and not descends_from(int(parent)):
-        os._exit(1)
-
-
-_end_with_engine()
 WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)

@@ -24,9 +24,12 @@ CONTEXT = 640
 class Engine:
     """An engine that is driven from synchronous tests; `loop` runs its client."""
 
-    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, slots: int) -> None:
+    def __init__(
+        self, folder: Path, loop: asyncio.AbstractEventLoop, slots: int, tensor_parallel: int = 1
+    ) -> None:
         self.folder, self._loop = folder, loop
-        self.client = VllmEngineClient(VllmOptions(str(folder), slots, CONTEXT))
+        options = VllmOptions(str(folder), slots, CONTEXT, tensor_parallel=tensor_parallel)
+        self.client = VllmEngineClient(options)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run_until_complete(asyncio.wait_for(coroutine, 250))
@@ -45,8 +48,10 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-def _served(folder: Path, loop: asyncio.AbstractEventLoop, slots: int) -> Iterator[Engine]:
-    engine = Engine(folder, loop, slots)
+def _served(
+    folder: Path, loop: asyncio.AbstractEventLoop, slots: int, tensor_parallel: int = 1
+) -> Iterator[Engine]:
+    engine = Engine(folder, loop, slots, tensor_parallel)
     try:
         loop.run_until_complete(engine.client.start())
         yield engine
@@ -57,6 +62,12 @@ def _served(folder: Path, loop: asyncio.AbstractEventLoop, slots: int) -> Iterat
 @pytest.fixture(scope="session")
 def tiny(loop: asyncio.AbstractEventLoop) -> Iterator[Engine]:
     yield from _served(resolve("tiny"), loop, 16)
+
+
+@pytest.fixture(scope="session")
+def halves(loop: asyncio.AbstractEventLoop) -> Iterator[Engine]:
+    """The same policy in two processes, a half of its weights in each."""
+    yield from _served(resolve("tiny"), loop, 16, tensor_parallel=2)
 
 
 @pytest.fixture(scope="session")

