@@ -27,8 +27,15 @@ def recompute(model: Any, on: bool, inputs: str = "device") -> None:
             f"learner.gradient_checkpointing=true: {type(model).__name__} has none in "
             "transformers; take false"
         )
+    # transformers 5.19, which vLLM's environment has, knows it by the older name.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     # The reentrant kind wants inputs with a gradient, which frozen embeddings do not give.
-    model.activation_checkpointing_enable({"use_reentrant": False}, offload=inputs == "host")
+    enable({"use_reentrant": False}, offload=inputs == "host")
+
+
+def runs_again(model: Any) -> bool:
+    """Whether layers of it do."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def lay_side_by_side(scorer: Scorer) -> None:

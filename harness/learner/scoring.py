@@ -23,6 +23,7 @@ from harness.config import ObjectiveConfig
 from harness.learner.client import ScoredTokens
 from harness.learner.distillation import Distillation
 from harness.learner.importance import LOG_RATIO_LIMIT, Importance
+from harness.learner.passes import runs_again
 from harness.learner.precision import computing, weights_dtype
 from harness.learner.vocabulary import Words, in_slices, whole
 from harness.objectives.estimators import AGGREGATIONS
@@ -118,7 +119,7 @@ class Scorer:
         `logits_tokens` as learner.logits_tokens."""
         self.model = model
         self._dtype = dtype or str(model.dtype).removeprefix("torch.")
-        self._again = model.is_activation_checkpointing
+        self._again = runs_again(model)
         self._packed = packed
         self._logits_tokens = logits_tokens
         self.reference = reference

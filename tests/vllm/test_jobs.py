@@ -90,11 +90,12 @@ def test_the_second_batch_is_generated_by_the_updated_weights(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("schedule=stream", "parity.every=1", "parity.permutations=2"),
+        ("schedule=stream", "parity.every=1", "parity.permutations=2",
+         "learner.gradient_checkpointing=true"),
         ("schedule=async", "schedule.max_staleness=1", "schedule.partial_rollout=true"),
     ],
     ids=["stream", "async in flight"],
-)
+)  # fmt: skip
 def test_other_schedules_run_on_it(overrides: tuple[str, ...], tmp_path: Path) -> None:
     summary = run_job(
         tmp_path, *overrides, "evaluation.initial=false", "evaluation.final=false"
