@@ -79,7 +79,7 @@ def test_without_gpus_it_is_one_line_with_the_way_out(preset: str, tmp_path: Pat
     )  # fmt: skip
     assert (ended.returncode, ended.stdout, list(tmp_path.iterdir())) == (2, "", [])
     (line,) = ended.stderr.splitlines()
-    assert "needs 8 GPUs (7 for the learner and 1 for the engine), this machine shows 0" in line
+    assert "needs 8 GPUs (4 for the learner and 4 for the engine), this machine shows 0" in line
     assert "rehearsal=cpu (docs/gpu_presets.md)" in line
 
 
