@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from environments.sandbox.ownership import folder_prefix
 from harness import entry
 from harness.batch import Begin
 from harness.budget import Budget
@@ -126,7 +127,7 @@ async def play(variants: Sequence[Variant], recorded: Batches, updates: int, wor
     """Fill the variants' rows with the first `updates` recorded updates. The first one is played
     once more, unmeasured, under each: allocators and caches are then warm for all."""
     config = learners_config(variants)
-    with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
+    with tempfile.TemporaryDirectory(prefix=folder_prefix("paired")) as folder:
         async with open_parts(config, "paired", Path(folder), say=say) as parts:
             replay = Replay(
                 recorded, parts.engine, parts.clock, config.rollout.temperature, workload,

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from environments.sandbox.ownership import folder_prefix
 from harness import composition, entry
 from harness.config import Config
 from harness.costs.select import cost_model
@@ -138,7 +139,7 @@ async def relearn(
     for verb in recorded_verbs:
         if verb["verb"] == "turns" and options["turns"] is not None:
             options["turns"] = replace(options["turns"], **verb["settings"])
-    with tempfile.TemporaryDirectory(prefix="thundersync-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=folder_prefix("relearn")) as scratch:
         options |= {"publish_folder": scratch}
         async with _learner(config, clock, options) as learner:
             for verb in recorded_verbs:

@@ -31,6 +31,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from environments.sandbox.ownership import folder_prefix
 from harness import composition, entry
 from harness.cluster.worker import load
 from harness.config import Config
@@ -193,7 +194,7 @@ def compare(
     say: Say,
 ) -> dict[str, Any]:
     """Every play, and what came of it; the closing line's value."""
-    with tempfile.TemporaryDirectory(prefix="thundersync-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=folder_prefix("update")) as scratch:
         update = OneUpdate(config, policy, groups, Path(scratch))
         reference = update.play("sync", SYNC, "batch")
         say(_told(update.peaks[-1]))

@@ -40,6 +40,7 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from environments.sandbox.ownership import folder_prefix
 from harness import entry
 from harness.config import LoraConfig, ObjectiveConfig
 from harness.policy import lora
@@ -136,7 +137,7 @@ def table(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
     shape = Shape(options.groups, options.size, options.tokens)
     rows: list[dict[str, Any]] = []
     check: Check | None = None
-    with tempfile.TemporaryDirectory(prefix="thundersync-") as folder:
+    with tempfile.TemporaryDirectory(prefix=folder_prefix("parity")) as folder:
         objectives = variants(options.terms)
         for name, terms in objectives.items():
             check = Check(

@@ -235,7 +235,7 @@ class BubblewrapProvider(Provider):
         if self.groups is not None:
             self.groups.reap()
         reap_folders()
-        self.files = Path(tempfile.mkdtemp(prefix=folder_prefix()))
+        self.files = Path(tempfile.mkdtemp(prefix=folder_prefix("bwrap")))
         self.files.chmod(0o755)
         self._system = system_arguments(self.files)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from environments.protocols import SandboxSpec
 from environments.sandbox.cgroups import Group
+from environments.sandbox.ownership import folder_prefix
 
 _SERVER = "/run/agent_server.pyc"
 _PYTHON_LINKS = "/run/python"
@@ -68,7 +69,7 @@ def missing_programs(bwrap: str) -> str:
     Looked for once per process, in some 30 ms. Where bwrap itself fails, what it says.
     """
     script = 'for name; do "$name" --version >/dev/null 2>&1 || echo "$name"; done'
-    with tempfile.TemporaryDirectory(prefix="thundersync-probe-") as folder:
+    with tempfile.TemporaryDirectory(prefix=folder_prefix("probe")) as folder:
         inside = [*isolation_arguments(), *system_arguments(Path(folder)), "--clearenv"]
         inside += ["--setenv", "PATH", _path_inside(), "--", "/bin/sh", "-c", script, "sh"]
         outcome = subprocess.run(

@@ -7,6 +7,7 @@ happens to have the same id is mistaken for it.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from environments.sandbox.cgroups import process_start
 LABEL = "thundersync."
 OWNER_LABEL = f"{LABEL}pid_start"  # on everything that an owner's end makes an orphan
 IMAGE_LABEL = f"{LABEL}image"  # on images built for a data set: they stay for the next run
-_SANDBOXES = "bwrap"
+_FOLDER = re.compile(r"thundersync-[a-z]+\.(\d+)\.(\d+)(\.|$)")  # of which kind and owner
 
 
 def owner_labels() -> dict[str, str]:
@@ -40,17 +41,19 @@ def is_orphan(labels: Mapping[str, str], *, ended: bool) -> bool:
     return str(process_start(int(labels[f"{LABEL}pid"]))) != labels[OWNER_LABEL]
 
 
-def folder_prefix(kind: str = _SANDBOXES) -> str:
-    """Of this process's temporary folders."""
+def folder_prefix(kind: str) -> str:
+    """Of this process's temporary folders of a kind, which is a word in small letters. A folder
+    that there is one of may be called so without the last dot."""
     return f"thundersync-{kind}.{os.getpid()}.{process_start(os.getpid())}."
 
 
-def reap_folders(kind: str = _SANDBOXES, at: Path | None = None) -> int:
-    """Remove the temporary folders of processes that are gone; returns how many."""
+def reap_folders(at: Path | None = None) -> int:
+    """Remove the temporary folders of processes that are gone, of every kind; returns how many.
+    `at` is where they are, if not in the folder for temporary files."""
     removed = 0
-    for path in (at or Path(tempfile.gettempdir())).glob(f"thundersync-{kind}.*"):
-        pid, start = path.name.split(".")[1:3]
-        if process_start(int(pid)) != int(start):
+    for path in (at or Path(tempfile.gettempdir())).glob("thundersync-*"):
+        owner = _FOLDER.match(path.name)
+        if owner is not None and process_start(int(owner[1])) != int(owner[2]):
             shutil.rmtree(path, ignore_errors=True)
             removed += not path.exists()
     return removed

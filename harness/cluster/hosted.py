@@ -2,14 +2,14 @@
 
 A sandbox goes to the host with the most room and stays there. Where a host dies, alone or with its
 node, its sandboxes end with it: whoever uses one hears of it as infrastructure's failure, never the
-agent's. It is started again, on a node that has its room; meanwhile the others go on.
+agent's. It is started again (harness.cluster.lives), on a node that has its room; meanwhile the
+others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,10 +25,10 @@ from environments.sandbox.cgroups import find_groups
 from environments.sandbox.ownership import reap_folders
 from environments.sandbox.places import Place, Places
 from harness.cluster.hosted_sandbox import HostedSandbox, HostLife
-from harness.cluster.protocol import Worker, WorkerEnded, WorkerError
+from harness.cluster.lives import Lives
+from harness.cluster.protocol import Worker, WorkerEnded
 from harness.cluster.sandbox_service import value
 
-_TRIES = 3  # starts of a host, one after the other, that have failed
 _SHUT_S = 60.0
 
 
@@ -44,14 +44,16 @@ class HostedSandboxes:
     ) -> None:
         """`make(number)` is a host for `rooms[number]` sandboxes, not started yet; a start waits
         `wait_s` at most for one that is alive."""
-        self._make, self._arguments, self._wait_s = make, arguments, wait_s
-        self._lives = [HostLife(number, make(number)) for number in range(len(rooms))]
+        self._arguments, self._wait_s = arguments, wait_s
+        self._lives = Lives(
+            "sandboxes", len(rooms),
+            make=lambda number: HostLife(number, make(number)),
+            begin=self._begin, end=self._shut,
+        )  # fmt: skip
         self._places = [Place(f"host {n}", room) for n, room in enumerate(rooms)]
         self._all = Places(self._places, min(sum(rooms), arguments["max_parallel"]))
         self._holding: set[object] = set()
-        self._restarts: dict[int, asyncio.Task[None]] = {}
         self._left_overs: set[asyncio.Task[None]] = set()
-        self._opened = asyncio.Condition()
         self._closed = False
         self.kind, self.why = "", ""
         self.counters = SandboxCounters()
@@ -67,7 +69,7 @@ class HostedSandboxes:
         """Raises UsageError where a host can run none, or another kind than the others."""
         provider = cls(make, rooms, arguments, wait_s)
         try:
-            said = await asyncio.gather(*(provider._begin(life) for life in provider._lives))
+            said = await provider._lives.start()
         except BaseException:
             await provider.close()
             raise
@@ -101,15 +103,14 @@ class HostedSandboxes:
                 "options": options,
             },
         )
-        life.alive = True
+        self._all.set_open(self._places[life.number], True)
         return kind, why
 
     # -- the protocol ------------------------------------------------------------------------------
 
     async def start(self, spec: SandboxSpec) -> HostedSandbox:
         place = await self._slot()
-        number = self._places.index(place)
-        life = self._lives[number]
+        life = self._lives.all[self._places.index(place)]
         starting = asyncio.ensure_future(self._start(life, place, spec))
         try:
             return await asyncio.shield(starting)
@@ -144,15 +145,12 @@ class HostedSandboxes:
         """On a host that is alive, as soon as there is one with room."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._wait_s), self._opened:
-                    await self._opened.wait_for(lambda: self._open() or not self._restarts)
-            if self._closed or not self._open():
+                async with asyncio.timeout(self._wait_s):
+                    await self._lives.settle()
+            if self._closed or not self._lives.alive:
                 raise InfrastructureError("start", "no host of sandboxes is alive")
             with contextlib.suppress(TemporaryError):  # all are closed meanwhile: wait once more
                 return await self._all.acquire()
-
-    def _open(self) -> bool:
-        return any(place.open for place in self._places)
 
     def give(self, place: Place, sandbox: object) -> None:
         """A sandbox's slot, once."""
@@ -166,57 +164,28 @@ class HostedSandboxes:
         """Raises InfrastructureError of this kind where the host is gone."""
         if life.alive:
             try:
-                return await life.worker.call(verb, *args, **kwargs)
+                answer = await life.worker.call(verb, *args, **kwargs)
             except WorkerEnded as error:
                 self._lost(life, error)
                 raise InfrastructureError(kind, str(error)) from error
+            self._lives.answered(life)
+            return answer
         raise InfrastructureError(kind, f"{life.worker.name} has ended, and its sandboxes with it")
 
     # -- the loss of a host ------------------------------------------------------------------------
 
     def _lost(self, life: HostLife, error: WorkerEnded) -> None:
-        if not life.alive or self._lives[life.number] is not life:
-            return
-        life.alive = False
-        self.counters.engine_losses += 1
-        self.counters.lost += life.created - life.removed
-        self._all.set_open(self._places[life.number], False)
-        if not self._closed:
-            self._restarts[life.number] = asyncio.create_task(self._restart(life, error))
-
-    async def _restart(self, dead: HostLife, error: BaseException) -> None:
-        number = dead.number
-        _say(f"{error}; {dead.created - dead.removed} sandboxes ended with it; it is started again")
-        try:
-            await dead.worker.close()
-            for _ in range(_TRIES):
-                life = HostLife(number, self._make(number))
-                try:
-                    await self._begin(life)
-                except (WorkerError, UsageError) as failed:
-                    error = failed
-                except BaseException:
-                    await life.worker.close()
-                    raise
-                else:
-                    self._lives[number] = life
-                    self._all.set_open(self._places[number], True)
-                    return
-                await life.worker.close()
-            _say(f"{dead.worker.name} stays dead: {' '.join(str(error).split())}")
-        finally:
-            del self._restarts[number]
-            async with self._opened:
-                self._opened.notify_all()
+        lost = life.created - life.removed
+        if self._lives.lost(life, error, f"{lost} sandboxes ended with it"):
+            self.counters.engine_losses += 1
+            self.counters.lost += lost
+            self._all.set_open(self._places[life.number], False)
 
     async def close(self) -> None:
         """Stop what is left on every host, and add up the hosts' own accounts."""
         self._closed = True
-        for restart in list(self._restarts.values()):
-            restart.cancel()
-        await asyncio.gather(*self._restarts.values(), return_exceptions=True)
         await asyncio.gather(*self._left_overs, return_exceptions=True)
-        await asyncio.gather(*(self._shut(life) for life in self._lives))
+        await self._lives.close()
         if self.counters.engine_losses:
             await asyncio.to_thread(_reap)
 
@@ -245,7 +214,3 @@ def _reap() -> None:
     if groups is not None:
         groups.reap()
     reap_folders()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.protocols import ExecResult, InfrastructureError
 from environments.sandbox.places import Place
+from harness.cluster.lives import Life
 from harness.cluster.protocol import Worker
 from harness.cluster.sandbox_service import value
 
@@ -17,12 +18,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class HostLife:
-    """One process of a host, and the account of what it started."""
+class HostLife(Life):
+    """With the account of what it started."""
 
-    number: int
     worker: Worker
-    alive: bool = False
     created: int = 0
     removed: int = 0
 

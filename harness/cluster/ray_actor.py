@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from environments.sandbox.ownership import folder_prefix, reap_folders
 from harness.cluster import monotonic
 from harness.cluster.local import environment
 from harness.cluster.memory import keep_memory
@@ -56,6 +59,7 @@ class Actor:
         keep_memory()  # which malloc has read its environment for already
         if interface_of is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface(interface_of)
+        await asyncio.to_thread(reap_folders)  # of one that was killed with a file at hand
         try:
             self._service = load(target)(**kwargs)
         except Exception as error:
@@ -64,9 +68,28 @@ class Actor:
 
     async def call(self, number: int, verb: str, args: Any, kwargs: Any) -> Answer:
         """Answers ("ok", value) or ("error", (type, message, trace))."""
+        return await self._in_turn(number, lambda: self._begin(verb, args, kwargs))
+
+    async def call_with_file(
+        self, number: int, verb: str, content: bytes, name: str, args: Any
+    ) -> Answer:
+        """The same with a file's content for the first argument; the file is gone once the verb has
+        answered. Where it cannot be written its turn passes all the same: others wait for it."""
+        with contextlib.ExitStack() as stack:
+            try:
+                made = tempfile.TemporaryDirectory(prefix=folder_prefix("ray"))
+                path = Path(stack.enter_context(made)) / name
+                await asyncio.to_thread(path.write_bytes, content)
+            except OSError as error:
+                raised = _raised(error)
+                return await self._in_turn(number, lambda: raised)
+            return await self.call(number, verb, (str(path), *args), {})
+
+    async def _in_turn(self, number: int, begin: Callable[[], Any]) -> Answer:
+        """What `begin` returned, awaited where that has to be."""
         async with self._turn:
             await self._turn.wait_for(lambda: self._next == number)
-            answer = self._begin(verb, args, kwargs)
+            answer = begin()
             self._next += 1
             self._turn.notify_all()
         if inspect.isawaitable(answer):
@@ -75,16 +98,6 @@ class Actor:
             except Exception as error:
                 return _raised(error)
         return answer
-
-    async def call_with_file(
-        self, number: int, verb: str, content: bytes, name: str, args: Any
-    ) -> Answer:
-        """The same with a file's content for the first argument; the file is gone once the verb has
-        answered."""
-        with tempfile.TemporaryDirectory(prefix=f"thundersync-ray.{os.getpid()}.") as folder:
-            path = Path(folder) / name
-            await asyncio.to_thread(path.write_bytes, content)
-            return await self.call(number, verb, (str(path), *args), {})
 
     def _begin(self, verb: str, args: Any, kwargs: Any) -> Any:
         """The answer, or what is to be awaited for its value."""

@@ -16,11 +16,14 @@ from typing import Any
 
 import psutil
 
+from environments.sandbox.ownership import folder_prefix, reap_folders
 from harness.cluster.ray_api import load_ray
 from harness.protocols import UsageError
 
 _STORE_BYTES = 200 << 20
-_LONGEST = 40  # of a session's folder: its sockets' paths may have 107 characters
+# Of a session's folder. A path of a socket has 107 characters at most, and Ray adds as many as in
+# /session_2026-11-30_14-05-04_123456_4194304/sockets/plasma_store
+_LONGEST = 43
 _REACH_S = 3.0
 _END_S = 10.0
 _SETTINGS = {
@@ -46,7 +49,8 @@ class Session:
         return self._address is None
 
     def open(self, cpus: float, gpus: float, sandboxes: int) -> None:
-        """Raises UsageError where no cluster answers at the address."""
+        """Raises UsageError where no cluster answers at the address, or none of our own starts. The
+        folders of dead runs are removed."""
         if self._address is not None:
             _reach(self._address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
@@ -60,7 +64,10 @@ class Session:
                 self._opened = True
                 ray.init(address=self._address, **quiet)
                 return
-            self._folder = _folder()
+            folder = _folder()
+            reap_folders(folder.parent)
+            folder.mkdir(mode=0o700)
+            self._folder = folder
             self._opened = True
             ray.init(
                 num_cpus=int(-(-cpus // 1)),
@@ -68,12 +75,14 @@ class Session:
                 resources={"sandbox": float(sandboxes)} if sandboxes else None,
                 object_store_memory=_STORE_BYTES,
                 include_dashboard=False,
-                _temp_dir=str(self._folder),
+                _temp_dir=str(folder),
                 _system_config=_SETTINGS,
                 **quiet,
             )
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             line = " ".join(str(error).split())
+            if self.own:
+                raise UsageError(f"cluster=ray: none of this run's own starts: {line}") from error
             raise UsageError(
                 f"cluster.address={self._address}: cannot be used: {line}; start a cluster with "
                 "ray start --head, or leave the address null for one of this run's own"
@@ -94,6 +103,7 @@ class Session:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+            reap_folders()  # of its actors: Ray ends them where they are
         self._stack.close()
 
 
@@ -113,11 +123,10 @@ def _reach(address: str) -> None:
 
 
 def _folder() -> Path:
-    """For the session's files. Its own: it is removed as a whole."""
-    at = tempfile.gettempdir()
-    return Path(
-        tempfile.mkdtemp(prefix="thundersync-ray.", dir=at if len(at) < _LONGEST else "/tmp")
-    )
+    """For the session's files: its own, it is removed as a whole. Its name says whose it is."""
+    name = folder_prefix("ray").removesuffix(".")
+    path = Path(tempfile.gettempdir()) / name
+    return path if len(str(path)) <= _LONGEST else Path("/tmp") / name
 
 
 def _rays_children() -> list[psutil.Process]:

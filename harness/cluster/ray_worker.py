@@ -112,14 +112,14 @@ class RayWorker:
 
     async def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Call a verb of the service; intervals come back in this machine's time."""
-        number, self._number = self._number, self._number + 1
+        number = self._number
         if args and isinstance(args[0], Shared):
             name, content = args[0]
-            call = self._actor.call_with_file
-            answer = self._answer(call.remote(number, verb, content, name, args[1:]))
+            asked = self._actor.call_with_file.remote(number, verb, content, name, args[1:])
         else:
-            answer = self._answer(self._actor.call.remote(number, verb, args, kwargs))
-        value = self._value(await answer)
+            asked = self._actor.call.remote(number, verb, args, kwargs)
+        self._number += 1  # what could not be sent has no turn that others wait for
+        value = self._value(await self._answer(asked))
         if verb == "drain_intervals" and value and self.elsewhere:
             return monotonic.shifted(value, await self.offset_s())
         return value

@@ -8,7 +8,6 @@ from pathlib import Path
 from environments.sandbox.ownership import folder_prefix, reap_folders
 
 VARIABLE = "VLLM_RPC_BASE_PATH"  # where vLLM opens its sockets
-_KIND = "vllm"
 _LONGEST = 25  # characters of the folder around it: a socket's whole path has 107
 
 
@@ -16,5 +15,5 @@ def make_folder() -> Path:
     """This process's; those of processes that are gone are removed."""
     at = tempfile.gettempdir()
     around = Path(at if len(at) <= _LONGEST else "/tmp")
-    reap_folders(_KIND, around)
-    return Path(tempfile.mkdtemp(prefix=folder_prefix(_KIND), dir=around))
+    reap_folders(around)
+    return Path(tempfile.mkdtemp(prefix=folder_prefix("vllm"), dir=around))

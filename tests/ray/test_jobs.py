@@ -20,9 +20,9 @@ def test_fully_sharded_ranks_and_two_engines(tmp_path: Path, jobs) -> None:
         "parity.permutations=2",
     )  # fmt: skip
     job.until(lambda: len(job.actors()) == 5)
-    descendants = psutil.Process(job.process.pid).children(recursive=True)
+    processes = jobs.processes(job)
     assert job.wait(1200) == 0, job.said.read_text()
-    jobs.check_nothing_left(tmp_path, descendants)
+    jobs.check_nothing_left(tmp_path, processes)
     summary = job.summary
     assert (summary["status"], summary["cluster"], summary["updates"]) == ("finished", "ray", 2)
     assert summary["parity"]["gradient_relative_error_max"] < 1e-5
@@ -48,18 +48,38 @@ def test_killed_replicas_and_hosts_cost_retries_and_a_signal_leaves_nothing(
     for name, kinds in (("engine/1", ("engine",)), ("sandboxes/0", ("exec_transport", "start"))):
         before = sum(map(lost, kinds))
         while sum(map(lost, kinds)) == before:  # one that was idle costs nothing
-            job.kill(name)
+            assert job.kill(name)
             now = len(job.lines())
             job.until(lambda now=now: len(job.lines()) >= now + 3)
-    descendants = psutil.Process(job.process.pid).children(recursive=True)
+    processes = jobs.processes(job)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(120) == 143, job.said.read_text()
-    jobs.check_nothing_left(tmp_path, descendants)
+    jobs.check_nothing_left(tmp_path, processes)
     assert job.summary["status"] == "interrupted"
     said = job.said.read_text()
     assert "Traceback" not in said
     assert "engine/1: the actor ended" in said and "it is started again" in said
     jobs.check_account(job)
+
+
+def test_a_killed_driver_leaves_no_process_and_the_next_start_its_files(
+    tmp_path: Path, jobs
+) -> None:
+    settings = (*jobs.SMALL, "schedule=sync", "checkpoint.every=1", "budget.limit=2")
+    job = jobs.Job.start(tmp_path, *settings)
+    job.until(lambda: len(job.lines()) >= 5)  # in the second update
+    driver, *others = jobs.processes(job)
+    driver.kill()
+    assert job.wait(30) == -signal.SIGKILL
+    _, alive = psutil.wait_procs(others, timeout=60)
+    assert alive == []
+    (left,) = Path("/tmp").glob(f"thundersync-ray.{driver.pid}.*")
+    assert (left / "session_latest").exists()
+    again = jobs.Job.start(tmp_path, *settings, resume=True)
+    again.until(lambda: not left.exists())
+    assert again.wait(600) == 0, again.heard
+    jobs.check_account(again)
+    assert [f for p in others for f in (tmp_path / "tmp").glob(f"thundersync-*.{p.pid}.*")] == []
 
 
 def test_a_lost_rank_ends_the_run_which_goes_on_to_the_same_weights(
@@ -76,10 +96,10 @@ def test_a_lost_rank_ends_the_run_which_goes_on_to_the_same_weights(
     whole = jobs.Job.finish(tmp_path / "whole", *local)
     job = jobs.Job.start(tmp_path / "killed", *settings)
     job.until(lambda: len(job.lines()) >= 14)  # in the second update
-    descendants = psutil.Process(job.process.pid).children(recursive=True)
-    job.kill("learner/1")
+    processes = jobs.processes(job)
+    assert job.kill("learner/1")
     assert job.wait(120) == 1, job.said.read_text()
-    jobs.check_nothing_left(tmp_path / "killed", descendants)
+    jobs.check_nothing_left(tmp_path / "killed", processes)
     said = [x for x in job.said.read_text().splitlines() if "learner/1: the actor ended" in x]
     assert len(said) == 1 and said[0].startswith("error: ")
     assert "; go on from checkpoint update-" in said[0] and f"resume={job.folder}" in said[0]

@@ -1,9 +1,10 @@
 """Twenty kills at random: replicas, hosts of sandboxes, ranks, whole nodes. Nothing hangs, and what
-a run counts in the end is what the rule says."""
+a run counts in the end is what the rule says. `-s` shows the figures."""
 
 from __future__ import annotations
 
 import csv
+import json
 import random
 import time
 from collections import Counter
@@ -17,23 +18,36 @@ KILLS = 20
 TARGETS = (
     "engine/0", "engine/1", "sandboxes/0", "sandboxes/1", "learner/0", "learner/1", "node",
 )  # fmt: skip
+UPDATES, AT_ONCE = 8, 4  # of a run; trajectories under way
 ENDS_S = 300.0  # a run that has to end does so within
+QUIET_S = 900.0  # as long as nothing happens, it hangs
+LOSES = {  # what a kill can cost
+    "engine": ("engine", "node"),
+    "exec_transport": ("sandboxes", "node"),
+    "start": ("sandboxes", "node"),
+}
 
 
-def check_dropped(job: Any) -> None:
+def lost(job: Any) -> list[dict[str, Any]]:
+    return [line for line in job.lines() if line["infrastructure_error"] is not None]
+
+
+def check_dropped(job: Any) -> int:
     """A group is dropped where a trajectory was lost three times, and only there."""
-    lost: Counter[tuple[int, int]] = Counter()
-    for line in job.lines():
-        if line["infrastructure_error"] is not None:
-            lost[line["group"], line["index"]] += 1
-    for_good = {group for (group, _), times in lost.items() if times == 3}
-    assert max(lost.values(), default=0) <= 3
+    times = Counter((line["group"], line["index"]) for line in lost(job))
+    assert max(times.values(), default=0) <= 3
     with (job.folder / "updates.csv").open() as file:
         rows = list(csv.DictReader(file))
-    trained = len(rows) * 2
-    assert sum(int(row["groups_dropped"]) for row in rows) == len(
-        {group for group in for_good if group < trained}
-    )
+    for_good = {group for (group, _), n in times.items() if n == 3 and group < len(rows) * 2}
+    assert sum(int(row["groups_dropped"]) for row in rows) == len(for_good)
+    return len(for_good)
+
+
+def check_lost(job: Any, kills: list[str]) -> None:
+    """No more than what a kill finds under way, and of its kind. `kills`: all of the run's."""
+    for kind, count in Counter(line["infrastructure_error"] for line in lost(job)).items():
+        might = sum(name.startswith(LOSES[kind]) for name in kills)
+        assert count <= AT_ONCE * might, (kind, count, kills)
 
 
 def test_twenty_random_kills(tmp_path: Path, jobs, nodes, add_node) -> None:
@@ -42,44 +56,65 @@ def test_twenty_random_kills(tmp_path: Path, jobs, nodes, add_node) -> None:
     draw.shuffle(made)
     settings = (
         *jobs.SMALL, *jobs.TWO_ENGINES, *jobs.TWO_RANKS, f"cluster.address={nodes.address}",
-        "schedule=stream", "checkpoint.every=1", "budget.limit=8",
+        "schedule=stream", "checkpoint.every=1", f"budget.limit={UPDATES}",
     )  # fmt: skip
-    number = 0
+    began_s, quiet_s = time.monotonic(), 0.0
+    figures = {name: Counter[str]() for name in ("kills", "lost", "ends")}
+    number, kills = 0, list[str]()  # of the run in this folder, over all of its processes
+
+    def show(**more: Any) -> None:
+        said = {name: dict(counts) for name, counts in figures.items()} | more
+        print(json.dumps(said | {"s": round(time.monotonic() - began_s)}), flush=True)
+
+    def ended(job: Any) -> bool:
+        """Whether the run has finished; else it ended by a rule, which it says."""
+        code, heard = job.process.returncode, job.heard
+        if code == 0:
+            jobs.check_account(job)
+            check_lost(job, kills)
+            assert job.summary["updates"] == UPDATES
+            figures["lost"].update(line["infrastructure_error"] for line in lost(job))
+            figures["ends"]["groups dropped"] += check_dropped(job)
+            figures["ends"]["finished"] += 1
+            return True
+        assert code == 1, heard
+        why = [line for line in heard.splitlines() if line.startswith("error: ")]
+        assert len(why) == 1 and "Traceback" not in heard, heard
+        rank, batch = "learner/" in why[0], "lost a trajectory for good" in why[0]
+        assert rank or batch, heard
+        assert not rank or any(k.name.startswith(("learner", "node")) for k in job.kills), heard
+        figures["ends"]["rank lost" if rank else "batch lost"] += 1
+        return False
+
     job = jobs.Job.start(tmp_path / "0", *settings)
     while made:
-        seen, more = len(job.lines()), draw.randrange(1, 4)
-        deadline = time.monotonic() + 900
+        seen, more, since_s = len(job.lines()), draw.randrange(1, 4), time.monotonic()
         while job.process.poll() is None and len(job.lines()) < seen + more:
-            assert time.monotonic() < deadline, f"it hangs: {job.said.read_text()[-2000:]}"
+            quiet_s = max(quiet_s, time.monotonic() - since_s)
+            assert quiet_s < QUIET_S, f"it hangs: {job.heard[-2000:]}"
             time.sleep(0.1)
         if job.process.poll() is None:
             time.sleep(draw.uniform(0.0, 0.5))
             target = made.pop()
             if target == "node":
-                node = draw.choice(nodes.worker_nodes)
-                nodes.remove_node(node, allow_graceful=False)
+                job.note(target)
+                nodes.remove_node(draw.choice(nodes.worker_nodes), allow_graceful=False)
                 add_node()
-                job.killed["sandboxes"] += 1
-            else:
-                job.kill(target)
+            elif not job.kill(target):  # it ended just before
+                made.append(target)
+                continue
+            kills.append(target)
+            figures["kills"][target.partition("/")[0]] += 1
+            show(run=number, lines=len(job.lines()), whole=job.kills[-1].whole)
             if target.startswith("learner"):
-                assert job.wait(ENDS_S) == 1, job.said.read_text()
+                code = job.wait(ENDS_S)
+                assert code == 1 or job.kills[-1].lines == len(job.lines()), job.heard
             continue
-        ended = job.process.returncode
-        if ended == 0:
-            jobs.check_account(job)
-            check_dropped(job)
-            number += 1
-        else:  # a rank was lost, alone or with its node, or a whole batch: by the rule
-            said = job.said.read_text()
-            assert ended == 1, said
-            assert "learner/" in said or "lost a trajectory for good" in said, said
-        job = jobs.Job.start(tmp_path / str(number), *settings, resume=ended != 0)
-    ended = job.wait(1800)
-    while ended == 1:
+        if finished := ended(job):
+            number, kills = number + 1, []
+        job = jobs.Job.start(tmp_path / str(number), *settings, resume=not finished)
+    job.wait(2 * QUIET_S)
+    while not ended(job):
         job = jobs.Job.start(tmp_path / str(number), *settings, resume=True)
-        ended = job.wait(1800)
-    assert ended == 0, job.said.read_text()
-    jobs.check_account(job)
-    check_dropped(job)
-    assert job.summary["updates"] == 8
+        job.wait(2 * QUIET_S)
+    show(longest_quiet_s=round(quiet_s))

@@ -31,7 +31,7 @@ async def open_on(cluster: RayCluster, **options: Any) -> HostedSandboxes:
 
 
 def host_of(provider: HostedSandboxes, sandbox: Any) -> int:
-    return provider._lives.index(sandbox._life)
+    return provider._lives.all.index(sandbox._life)
 
 
 def account(provider: HostedSandboxes) -> tuple[int, int, int, int]:
@@ -86,7 +86,7 @@ def test_a_killed_host_takes_its_sandboxes_and_no_others(on_ray) -> None:
             boxes = await asyncio.gather(*(provider.start(SPEC) for _ in range(4)))
             gone = [b for b in boxes if host_of(provider, b) == 0]
             stay = [b for b in boxes if host_of(provider, b) == 1]
-            worker = provider._lives[0].worker
+            worker = provider._lives.all[0].worker
             inside = psutil.Process(worker.pid).children(recursive=True)
             assert len(inside) >= 2
             running = [asyncio.create_task(b.exec("sleep 60", timeout_s=90)) for b in gone]
@@ -104,7 +104,7 @@ def test_a_killed_host_takes_its_sandboxes_and_no_others(on_ray) -> None:
                 assert (await box.exec("echo on", timeout_s=20)).output == "on\n"
             _, alive = await asyncio.to_thread(psutil.wait_procs, inside, 20)
             assert alive == []
-            while provider._restarts:
+            while provider._lives.starting:
                 await asyncio.sleep(0.05)
             more = await asyncio.gather(*(provider.start(SPEC) for _ in range(6)))
             assert Counter(host_of(provider, b) for b in more) == {0: 4, 1: 2}
@@ -137,7 +137,7 @@ def test_a_lost_node_costs_its_sandboxes_alone(on_ray, nodes, add_node) -> None:
                 assert host_of(provider, box) == 0
                 await box.stop()
             add_node()  # in the main thread: it takes signals
-            while provider._restarts:  # on the node that has come
+            while provider._lives.starting:  # on the node that has come
                 await asyncio.sleep(0.1)
             boxes = await asyncio.gather(*(provider.start(SPEC) for _ in range(8)))
             assert Counter(host_of(provider, b) for b in boxes) == {0: 4, 1: 4}

@@ -15,7 +15,7 @@ from environments.protocols import InfrastructureError
 from environments.sandbox.docker import DockerProvider
 from environments.sandbox.images import MINI_IMAGE, connect
 from environments.sandbox.leftovers import anonymous_volumes, reap, remove_container
-from environments.sandbox.ownership import owner_labels, reap_folders
+from environments.sandbox.ownership import folder_prefix, owner_labels, reap_folders
 
 DEAD = {"thundersync.pid": "999999999"}
 
@@ -86,9 +86,15 @@ def test_a_container_goes_with_volumes_that_outlived_it(api):
 def test_folders_of_dead_processes_go(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "thundersync-bwrap.999999999.1.abc").mkdir()
-    mine = Path(tempfile.mkdtemp(prefix=f"thundersync-bwrap.{os.getpid()}.1."))  # a reused pid
-    assert reap_folders() == 2
-    assert not mine.exists() and not list(tmp_path.iterdir())
+    (tmp_path / "thundersync-ray.999999999.1" / "session").mkdir(parents=True)
+    reused = Path(tempfile.mkdtemp(prefix=f"thundersync-parity.{os.getpid()}.1."))
+    stay = [tempfile.mkdtemp(prefix=folder_prefix("ray")), tempfile.mkdtemp(prefix="thundersync-")]
+    assert reap_folders() == 3
+    assert not reused.exists()
+    assert sorted(map(str, tmp_path.iterdir())) == sorted(stay)
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "thundersync-ray.999999999.1").mkdir(parents=True)
+    assert reap_folders(elsewhere) == 1
 
 
 @pytest.mark.docker

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from harness.cluster.lives import TRIES
 from harness.cluster.protocol import WorkerEnded
 from harness.engines.client import TorchEngineClient
-from harness.engines.replicas import TRIES, Replicas
+from harness.engines.replicas import Replicas
 from harness.protocols import Completion, Generation, InfrastructureError, Interval, VersionSpan
 
 
@@ -141,7 +142,8 @@ def test_a_death_loses_what_was_begun_there_and_nothing_else(made) -> None:
 
     said = run(scenario)
     assert said == [
-        "engine/0: ended; it is started again, what it had begun starts again elsewhere"
+        "engine/0: ended; it is started again, what it had begun starts again elsewhere",
+        "engine/0 serves again",
     ]
 
 
@@ -193,7 +195,7 @@ def test_the_run_goes_on_with_those_left_and_ends_without_any(made) -> None:
         living[0] = False
         made[0].die()
         await engine.drain_intervals()
-        while engine._restarts:
+        while engine._lives.starting:
             await asyncio.sleep(0)
         assert [(await engine.generate(ask(s))).tokens_T for s in "bc"] == [[1], [1]]
         await engine.update_weights("w", 1)
@@ -204,8 +206,8 @@ def test_the_run_goes_on_with_those_left_and_ends_without_any(made) -> None:
             await engine.generate(ask("d"))
 
     said = run(scenario, make=make)
-    assert said[1] == "engine/0 stays dead: engine/0: ended; 1 replicas are left"
-    assert said[-1].endswith("0 replicas are left")
+    assert said[1] == "engine/0 stays dead: engine/0: ended; 1 of 2 are left"
+    assert said[-1].endswith("0 of 2 are left")
     assert len(made) == 2 + 2 * (TRIES - 1)
 
 

@@ -131,7 +131,7 @@ def test_replicas_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     asked = compose(["engine=vllm", "engine.replicas=2", "schedule.engine_devices=4"])
     monkeypatch.setattr("harness.cluster.pinning.cores", lambda config: ([2, 3, 6, 7], [0]))
     engine = select.open_engine(asked, TINY, LocalCluster(), print)
-    workers = [life.engine._worker for life in engine._lives]
+    workers = [life.engine._worker for life in engine._lives.all]
     assert [(w.name, w._affinity, w._threads) for w in workers] == [
         ("engine/0", [2, 3], 2),
         ("engine/1", [6, 7], 2),
