@@ -90,15 +90,15 @@ class RayCluster:
                 "has free", free, in_words(asked),
                 f"not to be had within cluster.start_timeout_s={limit_s:g} s",
             ) from None  # fmt: skip
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        known = ray.nodes()  # also those that are gone
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in known}
+        alive = sum(node["Alive"] for node in known)
         for name, group in self._groups.items():
             placed = util.placement_group_table(group)["bundles_to_node_id"]
             self._nodes[name] = [addresses[placed[i]] for i in range(len(placed))]
         nodes = len({node for group in self._groups.values() for node in _node_ids(group)})
         where = "of its own" if self._session.own else f"at {self._config.cluster.address}"
-        self.why = (
-            f"ray {ray.__version__} {where}: {in_words(asked)} on {nodes} of {len(addresses)} nodes"
-        )
+        self.why = f"ray {ray.__version__} {where}: {in_words(asked)} on {nodes} of {alive} nodes"
 
     def _refused(self, verb: str, has: Mapping[str, float], asked: str, why: str) -> UsageError:
         known = {name: has.get(name, 0) for name in ("CPU", "GPU", "sandbox")}

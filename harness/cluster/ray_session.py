@@ -42,6 +42,7 @@ class Session:
         self._address = address
         self._folder: Path | None = None
         self._opened = False
+        self._before: set[psutil.Process] = set()  # Ray's, of this process, and not ours
         self._stack = contextlib.ExitStack()
 
     @property
@@ -64,6 +65,7 @@ class Session:
                 self._opened = True
                 ray.init(address=self._address, **quiet)
                 return
+            self._before = _rays_children()
             folder = _folder()
             reap_folders(folder.parent)
             folder.mkdir(mode=0o700)
@@ -97,7 +99,7 @@ class Session:
             ray = load_ray()
 
             self._opened = False
-            ours = _rays_children() if self.own else []
+            ours = _rays_children() - self._before if self.own else set()
             ray.shutdown()
             _end(ours)
         if self._folder is not None:
@@ -129,9 +131,9 @@ def _folder() -> Path:
     return path if len(str(path)) <= _LONGEST else Path("/tmp") / name
 
 
-def _rays_children() -> list[psutil.Process]:
-    """The processes of a cluster that this process has started."""
-    return [p for p in psutil.Process().children(recursive=True) if _is_rays(p)]
+def _rays_children() -> set[psutil.Process]:
+    """The processes of clusters that this process has started."""
+    return {p for p in psutil.Process().children(recursive=True) if _is_rays(p)}
 
 
 def _is_rays(process: psutil.Process) -> bool:
@@ -141,7 +143,7 @@ def _is_rays(process: psutil.Process) -> bool:
     return False
 
 
-def _end(processes: list[psutil.Process]) -> None:
+def _end(processes: set[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=_END_S)
     for process in alive:
         with contextlib.suppress(psutil.Error):

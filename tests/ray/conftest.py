@@ -41,10 +41,12 @@ def nodes() -> Iterator[Any]:
     cluster.shutdown()
 
 
-@pytest.fixture(scope="session")
-def jobs() -> ModuleType:
-    """The module beside this one."""
-    return _load(HERE / "jobs.py")
+@pytest.fixture
+def jobs() -> Iterator[ModuleType]:
+    """The module beside this one; a run that a test leaves behind is ended."""
+    module = _load(HERE / "jobs.py")
+    yield module
+    module.end_all()
 
 
 @pytest.fixture(scope="session")

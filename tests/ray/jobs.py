@@ -29,6 +29,7 @@ SMALL = (
 TWO_ENGINES = ("engine.replicas=2", "schedule.engine_devices=2")
 TWO_RANKS = ("learner.ranks=2", "schedule.learner_devices=2")
 _STARTED = re.compile(r"(\S+/\d+): pid (\d+) on ")
+STARTED: list[subprocess.Popen[str]] = []  # by the test that runs
 _LOST = re.compile(r"^sandboxes/\d+: .*; it is started again", re.MULTILINE)
 _BACK = re.compile(r"^sandboxes/\d+ serves again", re.MULTILINE)
 
@@ -67,6 +68,7 @@ class Job:
                 cwd=where, stdout=out, stderr=err, text=True,
                 env=os.environ | {"TMPDIR": str(where / "tmp")},
             )  # fmt: skip
+        STARTED.append(process)
         return cls(folder, process, said, heard_from)
 
     @classmethod
@@ -150,6 +152,19 @@ class Job:
     def weights(self) -> bytes:
         (path,) = (self.folder / "checkpoints").glob("weights-*.safetensors")
         return path.read_bytes()
+
+
+def end_all() -> None:
+    """What a test that failed has left running."""
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def check_account(job: Job) -> None:

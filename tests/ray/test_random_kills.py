@@ -98,7 +98,7 @@ def test_twenty_random_kills(tmp_path: Path, jobs, nodes, add_node) -> None:
             target = made.pop()
             if target == "node":
                 job.note(target)
-                nodes.remove_node(draw.choice(nodes.worker_nodes), allow_graceful=False)
+                nodes.remove_node(draw.choice(list(nodes.worker_nodes)), allow_graceful=False)
                 add_node()
             elif not job.kill(target):  # it ended just before
                 made.append(target)
