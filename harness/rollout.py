@@ -13,7 +13,7 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -47,6 +47,7 @@ from harness.protocols import (
 from harness.slots import Slots
 from harness.teachers.scoring import Scoring
 from harness.timeline import blocked
+from harness.tries import Tries
 
 Emit = Callable[[Event], None]
 MakeAgent = Callable[[Task], Agent]
@@ -87,7 +88,7 @@ class Rollouts:
         verification: AbstractAsyncContextManager[Any] | None = None,
         scoring: Scoring | None = None,
         meet: Meet = lambda task, trajectory: task,
-        kept: Iterable[Trajectory] = (),
+        kept: Sequence[Trajectory] = (),
     ) -> None:
         """`penalty` of a finished trajectory is subtracted from its verdict's reward (KL in the
         reward); the verdict's own stays in the trajectory's report. Every verification happens
@@ -96,6 +97,7 @@ class Rollouts:
         `meet` is the task as one attempt meets it, where attempts differ. What is in `kept` has
         ended already: it is not lived again, what happened in it is told at once."""
         self._kept = {(t.group, t.index, t.attempt): t for t in kept}
+        self._tries = Tries(kept, limits)
         self._penalty = penalty
         self._scoring = scoring
         self._meet = meet
@@ -138,10 +140,11 @@ class Rollouts:
     ) -> Trajectory | None:
         """One trajectory, tried again after infrastructure failures; None when lost for good.
         `label` goes before its id (evaluation uses it)."""
-        for attempt in range(self._limits.retries + 1):
+        last = self._tries.last(group, index)
+        for attempt in range(last + 1):
             kept = self._kept.pop((group, index, attempt), None)
             if kept is not None:
-                if self._tell_again(kept, emit):
+                if self._tell_again(kept, attempt == last, emit):
                     return kept
                 continue
             suffix = f"-r{attempt}" if attempt else ""
@@ -161,10 +164,10 @@ class Rollouts:
                 trajectory.infrastructure_error = error.kind
                 self.infrastructure_errors[error.kind] += 1
                 self._tell(task, error)
-                emit(TrajectoryLost(trajectory, error.kind, attempt == self._limits.retries))
+                emit(TrajectoryLost(trajectory, error.kind, attempt == last))
         return None
 
-    def _tell_again(self, kept: Trajectory, emit: Emit) -> bool:
+    def _tell_again(self, kept: Trajectory, last: bool, emit: Emit) -> bool:
         """What happened in a trajectory that has ended; whether it was judged."""
         for turn in range(len(kept.turns)):
             emit(TurnGenerated(kept, turn))
@@ -172,7 +175,7 @@ class Rollouts:
         if kept.infrastructure_error is not None:
             kind = cast(InfrastructureKind, kept.infrastructure_error)
             self.infrastructure_errors[kind] += 1
-            emit(TrajectoryLost(kept, kind, kept.attempt == self._limits.retries))
+            emit(TrajectoryLost(kept, kind, last))
             return False
         emit(TrajectoryFinished(kept))
         emit(RewardArrived(kept))

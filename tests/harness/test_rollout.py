@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from harness.protocols import (
     GroupClosed,
     RewardArrived,
     Task,
+    Trajectory,
     TrajectoryFinished,
     TrajectoryLost,
     TurnFinished,
@@ -61,6 +62,7 @@ def play(
     body: Callable[[Rollouts, Failing], Coroutine[Any, Any, Any]],
     failing_starts: set[int] | None = None,
     agent: Callable[[Task], ScriptedAgent] | None = None,
+    kept: Sequence[Trajectory] = (),
     **limits: Any,
 ) -> Any:
     """Run `body` with rollouts of scripted agents (default oracle); asserts that nothing leaks."""
@@ -73,7 +75,7 @@ def play(
         )
         make = agent or (lambda task: scripted("oracle", environment, task))
         rollouts = Rollouts(
-            environment, make, provider, clock, RolloutConfig(**limits), clock.origin_s
+            environment, make, provider, clock, RolloutConfig(**limits), clock.origin_s, kept=kept
         )
         try:
             return await body(rollouts, provider)
@@ -140,6 +142,20 @@ def test_past_the_retries_a_trajectory_is_lost_and_never_a_zero(environment, cap
     assert errors == {"start": 3}
     said = capsys.readouterr().err.splitlines()
     assert said == [f"trajectory lost: task {task.task_id}: start: start number 1 fails"]
+
+
+def test_a_run_that_ended_of_its_losses_goes_on(environment):
+    """An update of one group, which was lost for good: its losses are told, then it is tried."""
+    task = environment.tasks("train")[0]
+    events: list[Event] = []
+    play(environment, one(events, task), failing_starts=set(range(1, 99)))
+    lost = [e.trajectory for e in events if isinstance(e, TrajectoryLost)]
+    again: list[Event] = []
+    trajectory, _, errors = play(environment, one(again, task), kept=lost, groups_per_batch=1)
+    assert (trajectory.reward, trajectory.seed, trajectory.trajectory_id) == (1.0, 9, "3-1-r3")
+    told = [e for e in again if isinstance(e, TrajectoryLost)]
+    assert [e.trajectory for e in told] == lost and not any(e.final for e in told)
+    assert errors == {"start": 3}
 
 
 def test_a_group_that_lost_a_trajectory_is_dropped_whole(environment):
