@@ -69,13 +69,13 @@ def test_a_killed_driver_leaves_no_process_and_the_next_start_its_files(
     job = jobs.Job.start(tmp_path, *settings)
     job.until(lambda: len(job.lines()) >= 5)  # in the second update
     driver, *others = jobs.processes(job)
+    (left,) = Path("/tmp").glob(f"thundersync-ray.{driver.pid}.*")
+    assert (left / "session_latest").exists()
     driver.kill()
     assert job.wait(30) == -signal.SIGKILL
     # Ray's agents try for a minute to tell a cluster that is gone of its end, and then go.
     _, alive = psutil.wait_procs(others, timeout=180)
     assert alive == []
-    (left,) = Path("/tmp").glob(f"thundersync-ray.{driver.pid}.*")
-    assert (left / "session_latest").exists()
     again = jobs.Job.start(tmp_path, *settings, resume=True)
     again.until(lambda: not left.exists())
     assert again.wait(600) == 0, again.heard
