@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.composition import compose
-from harness.display import Display
-from harness.experiment import execute
-from harness.job import check
-
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 FILES = ("updates.csv", "trajectories.jsonl", "learner.jsonl", "timeline.json")
 
 
-def left(folder: Path, *overrides: str) -> dict[str, Any]:
+def left(job: Any) -> dict[str, Any]:
     """All that a run leaves, but for the real seconds that it took and where that was."""
-    config = compose([*overrides, "tracking=none"])
-    check(config)
-    folder.mkdir(parents=True)
-    summary = execute(config, folder, Display(io.StringIO()))
+    summary = job.summary
     del summary["time"]["simulated_in_s"]
-    kept = {name: (folder / name).read_bytes() for name in FILES}
-    clusters = summary.pop("cluster"), json.loads((folder / "manifest.json").read_text())["cluster"]
-    return kept | {"summary": summary, "clusters": clusters}
+    kept = {name: (job.folder / name).read_bytes() for name in FILES}
+    manifest = json.loads((job.folder / "manifest.json").read_text())
+    return kept | {"summary": summary, "clusters": (summary.pop("cluster"), manifest["cluster"])}
 
 
-def test_real_commands_on_hosts_of_sandboxes(tmp_path: Path) -> None:
+def test_real_commands_on_hosts_of_sandboxes(tmp_path: Path, jobs) -> None:
     """Real learning: tokens, commands, verdicts and gradients; the commands run on Ray."""
     settings = (
         "env=swebench_virtual", "hardware=8xb200", "workload=swebench_verified",
         "schedule=stream", "budget.limit=2", "rollout.group_size=2", "rollout.groups_per_batch=2",
         "evaluation.initial=false", "evaluation.final=false", "sandbox.max_parallel=8",
+        "tracking=none",
     )  # fmt: skip
-    local = left(tmp_path / "local", *settings, "cluster=local")
-    ray = left(tmp_path / "ray", *settings, "cluster=ray", "cluster.start_timeout_s=300")
+    on_ray = ("cluster=ray", "cluster.start_timeout_s=300")
+    local = left(jobs.Job.finish(tmp_path / "local", *settings, "cluster=local"))
+    ray = left(jobs.Job.finish(tmp_path / "ray", *settings, *on_ray))
     assert local.pop("clusters") == ("local", {"name": "local"})
     name, facts = ray.pop("clusters")
     assert name == facts["name"] == "ray"
