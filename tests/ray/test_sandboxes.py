@@ -130,11 +130,15 @@ def test_a_lost_node_costs_its_sandboxes_alone(on_ray, nodes, add_node) -> None:
             kinds = [e.kind for e in ended if isinstance(e, InfrastructureError)]
             assert kinds == ["exec_transport"] * 2
             assert [e.output for e in ended if isinstance(e, ExecResult)] == ["on\n"] * 2
+            # Which of two equal bundles is on which node is Ray's choice.
+            pairs = zip(boxes, ended, strict=True)
+            stay = {host_of(provider, box) for box, e in pairs if isinstance(e, ExecResult)}
+            assert len(stay) == 1
             for box in boxes:
                 await box.stop()
             for _ in range(3):  # the other host goes on, however long this one is away
                 box = await provider.start(SPEC)
-                assert host_of(provider, box) == 0
+                assert {host_of(provider, box)} == stay
                 await box.stop()
             add_node()  # in the main thread: it takes signals
             while provider._lives.starting:  # on the node that has come
