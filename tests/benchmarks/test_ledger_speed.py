@@ -38,6 +38,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.alone
 @pytest.mark.benchmark(group="ledger")
 @pytest.mark.parametrize(
     ("shapes", "rounds", "size"),

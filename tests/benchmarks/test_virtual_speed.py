@@ -23,6 +23,7 @@ LIVES = 1000
 ROUNDS = 3
 
 
+@pytest.mark.alone
 @pytest.mark.benchmark(group="virtual time")
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(harness_queues, simpy_queues), (harness_bare, simpy_bare)]

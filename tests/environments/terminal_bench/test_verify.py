@@ -82,6 +82,7 @@ def test_a_background_writer_is_ended_first(bench, make_task, name: str) -> None
     assert bench.judge(path, [SOLVED, writer, "sleep 0.2"]).reward == 1.0
 
 
+@pytest.mark.alone
 def test_a_fork_bomb_does_not_keep_the_tests_out(bench, make_task) -> None:
     path = make_task()
     bomb = "setsid bash -c 'f() { f & f & sleep 100; }; f' >/dev/null 2>&1 &"
