@@ -110,7 +110,8 @@ def test_a_lost_rank_ends_the_run_in_one_line_with_the_command_that_goes_on(
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
     assert statuses(tmp_path) == ["FAILED"]
     resume = shlex.split(command[1])
-    other = start(tmp_path, *resume, "learner.ranks=1", "learner.parallel=ddp")
+    alone = ("learner.ranks=1", "learner.parallel=ddp", "ledger.sharded=false")
+    other = start(tmp_path, *resume, *alone)
     refusal = other.communicate(timeout=250)[1].decode().splitlines()
     assert other.returncode == 2 and "learner.ranks=1 (there 2)" in refusal[-1]
     assert "going on from update-" in run(tmp_path, *resume)
