@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import log_softmax
 
+from harness.learner.passes import runs_again
 from harness.protocols import UsageError
 from thundersync.segments_past import Past, Span, Store, causal_mask, segment_attention
 
@@ -51,7 +52,6 @@ def check(model: Any) -> None:
     rates |= {getattr(m, "attention_dropout", 0.0) for m in model.modules()}
     attention, rope_type = config._attn_implementation, rope.get("rope_type", "default")
     sliding = getattr(config, "use_sliding_window", None)
-    recomputes = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
     for wrong, what, way_out in (
         (config.model_type not in FAMILIES, f"model_type={config.model_type}: not known to add "
          "nothing between a layer's keys and its attention", f"take {' or '.join(FAMILIES)}"),
@@ -61,7 +61,7 @@ def check(model: Any) -> None:
          "take a model without"),
         (rope_type in _LENGTH_DEPENDENT, f"rope_type={rope_type}: angles depend on how long a pass "
          "is, and a segment's pass is short", "take a model with another one"),
-        (recomputes, "gradient checkpointing: it drops the keys and values of "
+        (runs_again(model), "gradient checkpointing: it drops the keys and values of "
          "earlier segments without a word", "turn it off"),
         (any(rates), f"dropout={max(rates)}: a pass of a segment would drop other units than one "
          "of the whole", "take learner.dropout=0"),

@@ -22,8 +22,7 @@ class _Blocked:
     def __init__(self, weight_OI: torch.Tensor, few: int) -> None:
         self.few = few if ONE_DNN and weight_OI.numel() >= LARGE_WEIGHT else 0
         if self.few:
-            weight_OI = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), few)
-        self._weight = weight_OI
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), few)
 
     def __call__(self, rows_NI: torch.Tensor) -> torch.Tensor:
         given = rows_NI.contiguous()

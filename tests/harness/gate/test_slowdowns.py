@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-PACKAGES = ("baselines", "configs", "environments", "harness", "results", "thundersync")
+from harness.gate.before import PACKAGES, ROOT
+
 SLOWER = '''
 
 def _slower(name, owner):
