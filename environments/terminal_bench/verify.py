@@ -70,7 +70,9 @@ async def verify(
         await _ready(sandbox, keep_processes=keep_processes)
         if hosts is not None:
             await sandbox.allow_hosts(hosts)
-        await _clear(sandbox, report)
+        # While the agent's processes are kept, one may write faster than anybody clears: where the
+        # folders change hands, only what is left in them after that counts.
+        await _clear(sandbox, report, decides=not hand_over)
         if hand_over:
             await _hand_over(sandbox, report, keep_processes=keep_processes)
         reward = await _judge(task, sandbox, report)
@@ -129,14 +131,15 @@ def _alive(result: ExecResult) -> None:
     raise _Zero("the agent left its machine unusable")
 
 
-async def _clear(sandbox: Sandbox, report: dict[str, Any]) -> None:
+async def _clear(sandbox: Sandbox, report: dict[str, Any], *, decides: bool) -> None:
     result = await sandbox.exec(_CLEAR, timeout_s=_STEP_S, max_output_bytes=4096)
     found = [line[:80] for line in result.output.split("\n") if line.startswith((TESTS, LOGS))]
     if found:
         tests = {"planted_tests" for name in found if name.startswith(TESTS)}
         rewards = {"planted_reward" for name in found if name.startswith(LOGS)}
-        report["planted"], report["integrity"] = found[:5], sorted(tests | rewards)
-    if result.exit_code != 0:
+        report["planted"] = [*dict.fromkeys([*report.get("planted", ()), *found])][:5]
+        report["integrity"] = sorted({*report.get("integrity", ()), *tests, *rewards})
+    if decides and result.exit_code != 0:
         raise _Zero(f"{TESTS} and {LOGS} cannot be cleared", integrity="locked_folders")
 
 
@@ -152,7 +155,7 @@ async def _hand_over(sandbox: Sandbox, report: dict[str, Any], *, keep_processes
         reason = f"{TESTS} and {LOGS} cannot be handed over: {error.strerror}"
         raise _Zero(reason, integrity="locked_folders") from error
     _alive(await sandbox.exec(":", timeout_s=_STEP_S))
-    await _clear(sandbox, report)
+    await _clear(sandbox, report, decides=True)
 
 
 async def _put_tests(task: TaskFolder, sandbox: Sandbox) -> None:

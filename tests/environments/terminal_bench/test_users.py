@@ -129,12 +129,16 @@ def test_even_a_process_that_is_kept_cannot_write_for_the_verifier(
         "echo 1 >reward.txt; echo 1 >/proc/self/fd/9/reward.txt; echo 1 >&8; cat /tests/check.py "
         ">>/tmp/seen; sleep 0.001; done' >/dev/null 2>&1 &"
     )
+    # Quicker than anybody clears: were the agent's folders to be empty once, an honest one is lost.
+    forever = 'setsid bash -c "while :; do echo 1 >m$m; done"'
+    haste = f"cd /logs/verifier; for m in 1 2 3; do {forever} & done"
     path = make(("agent", verifier), test + "[ ! -s /tmp/seen ] && rm /logs/verifier/m* || :\n")
     config = TerminalBenchConfig(agent_processes="keep")
     judged = [
-        docker_bench.judge(path, [*solved, writer, "sleep 0.3"], config)
+        docker_bench.judge(path, [*solved, writer, haste, "sleep 0.3"], config)
         for solved in ([], [SOLVED])
     ]
+    assert [verdict.report["reason"] for verdict in judged] == ["judged", "judged"]
     assert [verdict.reward for verdict in judged] == [0.0, 1.0], [v.report for v in judged]
     assert "planted_reward" in judged[0].report["integrity"]
 
