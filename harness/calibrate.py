@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from environments.simulated.workload_config import WorkloadConfig
 from harness import entry
 from harness.costs import fit_hardware, fit_workload
-from harness.costs.config import HardwareConfig
 from harness.costs.recording import Recording, read
 from harness.hardware import cores, cpu_model
 from harness.protocols import UsageError
+from harness.recorded_runs import Preset, update_errors
+from harness.virtual_jobs import Simulator
 
 KEYS = ("runs", "out", "held_out", "cores")
+SIMULATED = 8  # fits
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,23 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Preset):
     """What was fitted, and how far it is from every run."""
 
-    hardware: HardwareConfig
-    workload: WorkloadConfig
-    rollout: dict[str, Any]
     rows: list[Row]
 
 
 def calibrate(
-    runs: Sequence[Recording], held_out: Sequence[Recording], machine_cores: int, machine: str
+    runs: Sequence[Recording],
+    held_out: Sequence[Recording],
+    machine_cores: int,
+    machine: str,
+    simulator: Simulator,
+    folder: Path,
 ) -> Calibration:
-    """Fit to `runs` alone. Raises UsageError for runs that cannot be fitted together."""
+    """Fit to `runs` alone; of the fits whose totals come out best, the one that does best together
+    with its simulated update times, played in `folder`. Raises UsageError for runs that cannot be
+    fitted together."""
     settings = {(r.settings.policy, r.settings.limits) for r in [*runs, *held_out]}
     if len(settings) > 1:
         raise UsageError(
@@ -68,24 +73,29 @@ def calibrate(
         )
     first = runs[0].settings
     measured = f"measured: harness.calibrate, {len(runs)} runs ({'; '.join(r.label for r in runs)})"
-    costs = fit_hardware.fit(runs, machine_cores)
     label = f"simulated {machine_cores}-core {machine}"
-    hardware = fit_hardware.hardware(costs, first.policy, label, measured)
     lives = [life for run in runs for life in run.lives]
     workload = fit_workload.fit(lives, first.limits, measured)
     drawn = fit_workload.summary(fit_workload.drawn_lives(workload, first.limits))
-    rows = [
-        row
-        for run in [*runs, *held_out]
-        for row in _rows(run, run in held_out, costs, drawn)
-    ]  # fmt: skip
     rollout = {
         **dataclasses.asdict(first.limits),
         "groups_per_batch": first.groups_per_batch,
         "group_size": first.group_size,
         "time_limit_s": first.time_limit_s,
     }
-    return Calibration(hardware, workload, rollout, rows)
+    fits = fit_hardware.fits(runs, machine_cores)[:SIMULATED]
+    presets = [
+        Preset(fit_hardware.hardware(costs, first.policy, label, measured), workload, rollout)
+        for costs in fits
+    ]
+    errors = update_errors(simulator, presets, runs, folder)
+    best = min(range(len(fits)), key=lambda i: fits[i].error + errors[i])
+    rows = [
+        row
+        for run in [*runs, *held_out]
+        for row in _rows(run, run in held_out, fits[best], drawn)
+    ]  # fmt: skip
+    return Calibration(presets[best].hardware, workload, rollout, rows)
 
 
 def _rows(
@@ -140,7 +150,9 @@ def calibrate_from_command_line() -> None:
     folders, held = _folders(settings["runs"]), _folders(settings.get("held_out", ""))
     runs = [read(folder, number) for number, folder in enumerate(folders)]
     held_out = [read(folder, len(folders) + number) for number, folder in enumerate(held)]
-    made = calibrate(runs, held_out, int(settings.get("cores", cores())), cpu_model())
+    machine_cores = int(settings.get("cores", cores()))
+    with Simulator() as simulator, tempfile.TemporaryDirectory(prefix="calibrate-") as folder:
+        made = calibrate(runs, held_out, machine_cores, cpu_model(), simulator, Path(folder))
     out = Path(settings["out"]).expanduser()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(preset(made), encoding="utf-8")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear
 
 from harness.costs.config import HardwareConfig
 from harness.costs.model import CostModel, Split
@@ -25,13 +25,17 @@ from harness.protocols import UsageError
 MOMENTS = 16  # of each measured duration, at which it is asked who else was at work
 TOGETHER_S = 0.1  # a start that comes later after the one before was not asked for with it
 BIN_S = 0.25  # of the engine's work: some decode steps long, and shorter than a burst of sandboxes
+PEAK_FLOPS_S = 83.2e9  # of one thread; nothing was fitted to be quicker
 # What is tried.
-SANDBOX_CORES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.3, 1.7)
+SANDBOX_CORES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.3, 1.7, 2.2, 2.8, 3.5)
 SANDBOXES_FELT = (3, 5, 8, 12, 20, 0)
 # Where runs differ in threads. Above 1: a thread that waits for its core holds up all, two are held
 # up less by sandboxes than one.
 THREAD_GAINS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-FLOPS = 1  # the feature that threads share; a step and a pass are begun by one
+# Features of the engine: steps, FLOPs of tokens made and of tokens read. Many are read at a time,
+# and one of each session made: a FLOP of these takes some twenty times as long.
+# Of the learner: passes, FLOPs, additions to the ledger.
+ENGINE_FLOPS, LEARNER_FLOPS = (1, 2), (1,)
 PASSES = ("accumulate", "capture")
 
 
@@ -48,11 +52,13 @@ class Shared:
 class Work:
     """Measured durations of one kind in one run, and what they did: `features_NF` before the
     contention, which `wanted_NM` (threads of engine and learner) and `sandboxes_NM` make at moments
-    of each. `threads` do it together: one more is worth a `gain` of the first."""
+    of each. `threads` do it together: one more is worth a `gain` of the first, for the features
+    `flops`; a step and a pass are begun by one."""
 
     run: int
     threads: float
     took_s_N: Array
+    flops: tuple[int, ...]
     features_NF: Array
     wanted_NM: Array
     sandboxes_NM: Array
@@ -65,13 +71,13 @@ class Work:
         wanted = self.wanted_NM + shared.sandbox_cores * sandboxes
         contention_N = 1 / np.mean(1 / np.maximum(1.0, wanted / shared.cores), axis=1)
         alone = self.features_NF.copy()
-        alone[:, FLOPS] /= 1 + gain * (self.threads - 1)
+        alone[:, self.flops] /= 1 + gain * (self.threads - 1)
         return alone * contention_N[:, None]
 
 
 def engine_work(recording: Recording) -> Work:
-    """Over bins of time: decode steps, and FLOPs of tokens made and read. A turn's tokens spread
-    evenly over it; a step gives each running turn one."""
+    """Over bins of time: decode steps, FLOPs of tokens made and of tokens read. A turn's
+    tokens spread evenly over it; a step gives each running turn one."""
     policy, settings = shape(recording.settings.policy), recording.settings
     generate = [(b.start_s, b.end_s) for b in recording.named("generate")]
     end_s = max((end for _, end in generate), default=0.0)
@@ -79,20 +85,21 @@ def engine_work(recording: Recording) -> Work:
     starts, ends = edges[:-1], edges[1:]
     turns = _turns(recording)
     running = Profile((s, e) for s, e, *_ in turns).mean(starts, ends)
-    made, flops = np.zeros(len(starts)), np.zeros(len(starts))
+    made, decoded, read = (np.zeros(len(starts)) for _ in range(3))
     for start_s, finish_s, tokens, new, context in turns:
         low, high = int(start_s / BIN_S), min(int(finish_s / BIN_S), len(starts) - 1)
         inside = np.minimum(ends[low : high + 1], finish_s) - np.maximum(
             starts[low : high + 1], start_s
         )
         share = inside / max(finish_s - start_s, 1e-9)
+        token_flops = 2 * policy.active_parameters + policy.pair_flops * context
         made[low : high + 1] += tokens * share
-        flops[low : high + 1] += (
-            share * (tokens + new) * (2 * policy.active_parameters + policy.pair_flops * context)
-        )
+        decoded[low : high + 1] += tokens * share * token_flops
+        read[low : high + 1] += new * share * token_flops
     took_s = Profile(generate).mean(starts, ends) * BIN_S
-    features = np.stack([made / np.maximum(running, 1.0), flops], axis=1)
-    busy = running > 0.5
+    together = running * BIN_S / np.maximum(took_s, 1e-9)  # while there was any
+    features = np.stack([made / np.maximum(together, 1.0), decoded, read], axis=1)
+    busy = took_s > 0
     return _work(recording, took_s, features, starts, ends, busy, float(settings.engine_devices), 0)
 
 
@@ -133,8 +140,9 @@ def _work(
     moments_NM = starts[kept, None] + (ends - starts)[kept, None] * places
     wanted_NM = engine_threads + learner_threads + other_threads * others.at(moments_NM)
     own = engine_threads or learner_threads
+    flops = ENGINE_FLOPS if engine_threads else LEARNER_FLOPS
     return Work(
-        recording.number, own, took_s[kept], features[kept], wanted_NM, boxes.at(moments_NM)
+        recording.number, own, took_s[kept], flops, features[kept], wanted_NM, boxes.at(moments_NM)
     )
 
 
@@ -156,7 +164,7 @@ class CpuCosts:
     """What was fitted; seconds, and FLOPs a second of one thread."""
 
     shared: Shared
-    engine: tuple[float, float]  # of a step, of a FLOP
+    engine: tuple[float, float, float]  # of a step, of a FLOP of decoding, of one of reading
     engine_thread_gain: float | None  # None: no two runs differ in threads
     learner: tuple[float, float, float]  # of a pass, of a FLOP, of an addition to the ledger
     learner_thread_gain: float | None
@@ -164,6 +172,7 @@ class CpuCosts:
     publish_s: float
     fold_s: float
     start_gap_s: float
+    error: float  # mean relative ones of the runs' totals, the engine's plus the learner's
 
     def engine_s(self, work: Work) -> float:
         return float((work.under(self.shared, self.engine_thread_gain or 0.0) @ self.engine).sum())
@@ -173,31 +182,36 @@ class CpuCosts:
         return float((work.under(self.shared, gain) @ self.learner).sum())
 
 
-def fit(recordings: Sequence[Recording], cores: int) -> CpuCosts:
-    """Costs under what sandboxes want of the cores, and what a second thread is worth, that make
-    every run's totals come out best. The fitted durations of all runs together sum to the measured
-    ones. Raises UsageError where nothing was decoded or learnt."""
+def fits(recordings: Sequence[Recording], cores: int) -> list[CpuCosts]:
+    """Costs under each of SANDBOX_CORES and SANDBOXES_FELT, and what a second thread is worth;
+    first those that make every run's totals come out best. The fitted durations of all runs
+    together sum to the measured ones. Raises UsageError where nothing was decoded or learnt."""
     engines = [engine_work(r) for r in recordings]
     learners = [learner_work(r) for r in recordings]
     if not sum(len(w.took_s_N) for w in engines) or not sum(len(w.took_s_N) for w in learners):
         raise UsageError("runs: nothing was decoded or nothing learnt; give runs with updates")
-    fits = []
+    found = []
     for share, felt in itertools.product(SANDBOX_CORES, SANDBOXES_FELT):
         shared = Shared(cores, share, felt)
         engine, learner = _solve(engines, shared), _solve(learners, shared)
-        fits.append((engine.error + learner.error, shared, engine, learner))
-    _, shared, engine, learner = min(fits, key=lambda made: made[0])
+        found.append((engine.error + learner.error, shared, engine, learner))
+    found.sort(key=lambda made: made[0])
 
     def typical(name: str) -> float:
         took = [b.took_s for r in recordings for b in r.named(name)]
         return statistics.median(took) if took else 0.0
 
-    return CpuCosts(
-        shared, (engine.costs[0], engine.costs[1]), engine.gain,
-        (learner.costs[0], learner.costs[1], learner.costs[2]), learner.gain,
+    others = (
         typical("step"), typical("publish") + typical("exchange"), typical("fold"),
         _start_gap_s(recordings),
     )  # fmt: skip
+    return [
+        CpuCosts(
+            shared, (engine.costs[0], engine.costs[1], engine.costs[2]), engine.gain,
+            (learner.costs[0], learner.costs[1], learner.costs[2]), learner.gain, *others, error,
+        )
+        for error, shared, engine, learner in found
+    ]  # fmt: skip
 
 
 def _start_gap_s(recordings: Sequence[Recording]) -> float:
@@ -218,7 +232,7 @@ class Solution:
 
 
 def _solve(works: Sequence[Work], shared: Shared) -> Solution:
-    """The best thread gain's costs, by non-negative least squares."""
+    """The best thread gain's costs, by least squares; no FLOP takes less than PEAK_FLOPS_S says."""
     if len({work.threads for work in works}) == 1:
         costs, error = _costs(works, shared, 0.0)
         return Solution(error, costs, None)
@@ -231,7 +245,9 @@ def _costs(works: Sequence[Work], shared: Shared, gain: float) -> tuple[list[flo
     features = np.concatenate([w.under(shared, gain) for w in works])
     took_s = np.concatenate([w.took_s_N for w in works])
     scale = np.maximum(np.abs(features).max(axis=0), 1e-30)  # FLOPs and passes in one system
-    costs = nnls(features / scale, took_s)[0] / scale
+    least = np.zeros(len(scale))
+    least[list(works[0].flops)] = 1 / PEAK_FLOPS_S
+    costs = lsq_linear(features / scale, took_s, (least * scale, np.inf)).x / scale
     predicted = features @ costs
     if predicted.sum() > 0:
         costs *= took_s.sum() / predicted.sum()
@@ -246,7 +262,7 @@ def _costs(works: Sequence[Work], shared: Shared, gain: float) -> tuple[list[flo
 def hardware(costs: CpuCosts, policy: str, label: str, measured: str) -> HardwareConfig:
     """A preset of the fitted costs; `measured` is the source of what was fitted. The rates that are
     assumed are high enough to leave the fitted ones in charge."""
-    peak = 83.2e9
+    peak = PEAK_FLOPS_S
     policy_shape = shape(policy)
     config = HardwareConfig(
         label=label, shape=policy, devices=costs.shared.cores, threads=True,
@@ -260,7 +276,7 @@ def hardware(costs: CpuCosts, policy: str, label: str, measured: str) -> Hardwar
         engine_tensor_parallel=1, decode_memory_efficiency=1.0,
         decode_compute_efficiency=_efficiency(costs.engine[1], peak),
         decode_step_s=costs.engine[0], decode_sequence_s=0.0,
-        prefill_efficiency=_efficiency(costs.engine[1], peak), prefill_s=0.0,
+        prefill_efficiency=_efficiency(costs.engine[2], peak), prefill_s=0.0,
         cache_memory_fraction=0.5, learner_tensor_parallel=1,
         train_efficiency=_efficiency(costs.learner[1], peak), recompute=0.0, padded=True,
         chunk_s=costs.learner[0], capture_s=costs.learner[2], fold_s=costs.fold_s,
@@ -313,7 +329,7 @@ SOURCES = {
     "engine_tensor_parallel": "one process",
     "decode_memory_efficiency": "assumed; compute and steps are what was fitted",
     "decode_sequence_s": "in what a FLOP was fitted to take",
-    "prefill_s": "in what a FLOP was fitted to take",
+    "prefill_s": "in what a FLOP of reading was fitted to take",
     "cache_memory_fraction": "assumed; no run comes near it",
     "learner_tensor_parallel": "one process",
     "recompute": "harness/learner keeps its activations",

@@ -40,7 +40,7 @@ def recorded(folder: Path) -> tuple[Any, list[Recording]]:
 
 def test_planted_costs_are_found_again(tmp_path: Path) -> None:
     planted, runs = recorded(tmp_path)
-    costs = fit_hardware.fit(runs, cores=2)
+    costs = fit_hardware.fits(runs, cores=2)[0]
     assert costs.shared.sandbox_cores == planted.sandbox_cores
     assert costs.shared.sandboxes_felt == planted.sandboxes_felt
     assert costs.engine_thread_gain == planted.engine_thread_gain
@@ -49,16 +49,17 @@ def test_planted_costs_are_found_again(tmp_path: Path) -> None:
     assert pass_s == pytest.approx(planted.pass_s, rel=0.02)
     assert 1 / flop_s == pytest.approx(planted.learner_flops_s, rel=0.02)
     assert capture_s == pytest.approx(planted.capture_s, rel=0.02)
-    step_s, flop_s = costs.engine
+    step_s, made_s, read_s = costs.engine
     assert step_s == pytest.approx(planted.step_s, rel=0.15)  # a turn is known by its ends alone
-    assert 1 / flop_s == pytest.approx(planted.engine_flops_s, rel=0.15)
+    assert 1 / made_s == pytest.approx(planted.engine_flops_s, rel=0.15)
+    assert 1 / read_s == pytest.approx(planted.read_flops_s, rel=0.15)
     assert costs.step_s == pytest.approx(planted.optimizer_s)
     assert costs.start_gap_s == pytest.approx(planted.start_gap_s, rel=0.02)
 
 
 def test_the_preset_costs_what_was_fitted(tmp_path: Path) -> None:
     planted, runs = recorded(tmp_path)
-    costs = fit_hardware.fit(runs, cores=2)
+    costs = fit_hardware.fits(runs, cores=2)[0]
     hardware = fit_hardware.hardware(costs, "tiny", "simulated two cores", "measured: here")
     check_hardware(hardware)
     model = CostModel(hardware, shape("tiny"), Split(1, 1))
@@ -109,9 +110,11 @@ def test_a_profile_counts_what_is_under_way() -> None:
 def test_the_command_writes_a_preset_and_tells_held_out_errors_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded(tmp_path)
+    for number, streaming in enumerate((False, True)):
+        recordings.simulable(tmp_path / str(number), streaming, number)
     slower = recordings.Planted(pass_s=0.1, learner_flops_s=2.5e9, capture_s=0.08)
     recordings.record(tmp_path / "slower", slower, 5, True)
+    monkeypatch.setattr(calibrate, "SIMULATED", 2)
     out = tmp_path / "experiment" / "here.yaml"
     monkeypatch.setattr(
         "sys.argv",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import composition
 from harness.costs.shapes import shape
 
 POLICY = shape("tiny")
@@ -19,6 +20,7 @@ class Planted:
 
     step_s: float = 0.02
     engine_flops_s: float = 2e9
+    read_flops_s: float = 20e9
     pass_s: float = 0.05
     learner_flops_s: float = 5e9
     capture_s: float = 0.04
@@ -49,16 +51,15 @@ class Writer:
         felt = min(sandboxes, self.planted.sandboxes_felt)
         return max(1.0, (self.threads + self.planted.sandbox_cores * felt) / 2)
 
-    def decode(self, start_s: float, running: int, tokens: int, sandboxes: int) -> float:
+    def decode(
+        self, start_s: float, running: int, prompt: int, tokens: int, sandboxes: int
+    ) -> float:
         """`running` lives of one turn each, beside sandboxes at work; returns the end."""
-        prompt = 60
-        flops = (
-            running
-            * (tokens + prompt)
-            * (2 * POLICY.active_parameters + POLICY.pair_flops * (prompt + tokens / 2))
-        )
-        faster = 1 + (self.threads - 1) * self.planted.engine_thread_gain
-        alone_s = tokens * self.planted.step_s + flops / self.planted.engine_flops_s / faster
+        planted = self.planted
+        token_flops = 2 * POLICY.active_parameters + POLICY.pair_flops * (prompt + tokens / 2)
+        flops_s = tokens / planted.engine_flops_s + prompt / planted.read_flops_s
+        faster = 1 + (self.threads - 1) * planted.engine_thread_gain
+        alone_s = tokens * planted.step_s + running * token_flops * flops_s / faster
         took_s = alone_s * self.contention(sandboxes)
         self.busy(1, "generate", start_s, took_s, generated_tokens=running * tokens)
         for _ in range(sandboxes):
@@ -120,7 +121,8 @@ def record(folder: Path, planted: Planted, seed: int, streaming: bool, threads: 
     now = 0.0
     for _ in range(30):
         draw = writer.random
-        now = writer.decode(now, draw.choice((8, 16, 24)), draw.randint(5, 40), draw.randint(0, 14))
+        running, prompt = draw.choice((8, 16, 24)), draw.randint(30, 300)
+        now = writer.decode(now, running, prompt, draw.randint(5, 40), draw.randint(0, 14))
         now += 1.0
         sandboxes = draw.randint(0, 14) if streaming else 0
         name = "capture" if streaming and draw.random() < 0.5 else "accumulate"
@@ -130,3 +132,30 @@ def record(folder: Path, planted: Planted, seed: int, streaming: bool, threads: 
         writer.busy(3, "step", now, planted.optimizer_s)
         now += 1.0
     return writer.write(folder, "stream" if streaming else "sync", seed)
+
+
+UPDATES = """\
+update,per_update_s,tail_s,idle_learner,idle_engine
+1,4.0,2.0,0.25,0.1
+2,2.0,0.0,0.75,0.4
+3,9.0,9.0,0.0,0.0
+"""
+
+
+def simulable(folder: Path, streaming: bool, seed: int) -> Path:
+    """A synthetic run with all of a configuration and the figures that are compared."""
+    record(folder, Planted(), seed, streaming)
+    name = "stream" if streaming else "sync"
+    config = asdict(
+        composition.compose(
+            [f"schedule={name}", f"seed={seed}", "budget.kind=updates", "budget.limit=2",
+             "rollout.groups_per_batch=2", "rollout.group_size=8", "rollout.max_turns=10",
+             "rollout.max_new_tokens=64", "sandbox.max_parallel=7", "tracking=none",
+             "schedule.chunk_tokens=900"]
+        )
+    )  # fmt: skip
+    (folder / ".hydra" / "config.yaml").write_text(json.dumps(config))
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"updates": 2}))
+    (folder / "updates.csv").write_text(UPDATES)
+    return folder
