@@ -105,5 +105,6 @@ def test_replicas_publish_and_a_dead_one_comes_back_with_the_newest_weights(
     asyncio.run(asyncio.wait_for(whole(), 900))
     assert said == [
         "engine/0: vLLM's EngineCore process ended; it is started again, what it had begun starts "
-        "again elsewhere"
+        "again elsewhere",
+        "engine/0 serves again",
     ]
