@@ -13,9 +13,11 @@ from environments.simulated.workload_config import WorkloadConfig
 from harness.config import Config
 from harness.costs.config import HardwareConfig
 from harness.costs.recording import Recording
+from harness.protocols import UsageError
 from harness.virtual_jobs import Simulator, recorded_config, summary_updates
 
 QUANTITIES = ("time.per_update_s", "time.tail_s", "idle.learner", "idle.engine")
+COLUMNS = ("per_update_s", "tail_s", "idle_learner", "idle_engine")  # of updates.csv
 BEYOND = 2  # updates past those compared, beside those that staleness lets begin
 # What of a run's configuration decides when things happen, beside the preset.
 SECTIONS = ("schedule", "ledger")
@@ -58,17 +60,20 @@ def configure(simulator: Simulator, preset: Preset, recording: Recording, lives:
 
 def observed(folder: Path, updates: int) -> dict[str, float]:
     """QUANTITIES over the first so many updates of a run. Learning changes how long an update
-    takes: means over others than the measured ones tell of that, and not of the simulator."""
-    rows = [
-        {key: float(row[key]) for key in ("per_update_s", "tail_s", "idle_learner", "idle_engine")}
-        for row in summary_updates(folder)[:updates]
-    ]
-    took_s = sum(row["per_update_s"] for row in rows)
-    idle_s = [
-        sum(r[key] * r["per_update_s"] for r in rows) for key in ("idle_learner", "idle_engine")
-    ]
-    means = (took_s / len(rows), sum(row["tail_s"] for row in rows) / len(rows))
-    return dict(zip(QUANTITIES, (*means, *(s / took_s for s in idle_s)), strict=True))
+    takes: means over others than the measured ones tell of that, and not of the simulator. Raises
+    UsageError for a run without updates, or without one of these."""
+    try:
+        rows = [[float(row[key]) for key in COLUMNS] for row in summary_updates(folder)[:updates]]
+    except (OSError, KeyError, ValueError) as error:
+        raise UsageError(f"runs={folder}: updates.csv cannot be read ({error!r})") from error
+    if not rows:
+        raise UsageError(f"runs={folder}: made no update; give runs with updates")
+    took_s, tail_s, idle_learner, idle_engine = zip(*rows, strict=True)
+    values = (
+        statistics.fmean(took_s), statistics.fmean(tail_s),
+        statistics.fmean(idle_learner, took_s), statistics.fmean(idle_engine, took_s),
+    )  # fmt: skip
+    return dict(zip(QUANTITIES, values, strict=True))
 
 
 def update_errors(
@@ -82,10 +87,9 @@ def update_errors(
         recording, out = recordings[which], folder / f"{number}_{which}"
         simulator.run(configure(simulator, presets[number], recording, "trace"), out)
         updates = recording.summary["updates"]
-        took_s = (observed(where, updates)[QUANTITIES[0]] for where in (out, recording.folder))
-        predicted, measured = took_s
-        return abs(predicted / measured - 1)
+        return abs(observed(out, updates)[QUANTITIES[0]] / measured_s[which] - 1)
 
+    measured_s = [observed(r.folder, r.summary["updates"])[QUANTITIES[0]] for r in recordings]
     jobs = [(p, r) for p in range(len(presets)) for r in range(len(recordings))]
     errors = simulator.side_by_side(play, jobs)
     print(f"VIRTUAL {len(presets)} fits of {len(recordings)} runs: done", file=sys.stderr)

@@ -50,6 +50,7 @@ def validate(
     recordings: Sequence[Recording], fitted: int, made: calibrate.Calibration, folder: Path
 ) -> list[Row]:
     """Rows of every run, the first `fitted` of which `made` was fitted to."""
+    measured = [observed(r.folder, r.summary["updates"]) for r in recordings]
     jobs = [(n, lives) for lives in LIVES for n in range(len(recordings))]
     with Simulator() as simulator:
 
@@ -61,7 +62,6 @@ def validate(
             return observed(out, recording.summary["updates"])
 
         played = simulator.side_by_side(play, jobs)
-    measured = [observed(r.folder, r.summary["updates"]) for r in recordings]
     return [
         Row(
             recordings[n].label, n >= fitted, lives, quantity,

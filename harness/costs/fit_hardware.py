@@ -33,7 +33,7 @@ SANDBOXES_FELT = (3, 5, 8, 12, 20, 0)
 # up less by sandboxes than one.
 THREAD_GAINS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 # Features of the engine: steps, FLOPs of tokens made and of tokens read. Many are read at a time,
-# and one of each session made: a FLOP of these takes some twenty times as long.
+# and one of each session made: a FLOP of these takes several times as long.
 # Of the learner: passes, FLOPs, additions to the ledger.
 ENGINE_FLOPS, LEARNER_FLOPS = (1, 2), (1,)
 PASSES = ("accumulate", "capture")

@@ -12,6 +12,7 @@ from environments.simulated.workload_config import WorkloadConfig
 from harness import calibrate, composition, validate_virtual
 from harness.costs.config import HardwareConfig
 from harness.costs.recording import read
+from harness.protocols import UsageError
 from harness.recorded_runs import Preset, configure, observed, update_errors
 from harness.validate_virtual import Row, summary_line, table
 from harness.virtual_jobs import Simulator
@@ -89,6 +90,24 @@ def test_the_command_writes_measured_beside_virtual(
     text = (out / "validation.md").read_text()
     assert "VIRTUAL" in text and "held out" in text
     assert (out / "experiment" / "calibrated.yaml").read_text().startswith("# @package _global_")
+
+
+@pytest.mark.parametrize(
+    ("text", "updates", "message"),
+    [
+        (None, 2, "updates.csv cannot be read"),
+        ("update,per_update_s\n1,4.0\n", 1, "updates.csv cannot be read (KeyError('tail_s'))"),
+        (UPDATES, 0, "made no update; give runs with updates"),
+    ],
+)
+def test_a_run_without_updates_is_one_line(
+    text: str | None, updates: int, message: str, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "updates.csv").write_text(text)
+    with pytest.raises(UsageError) as raised:
+        observed(tmp_path, updates)
+    assert f"runs={tmp_path}: {message}" in str(raised.value)
 
 
 def test_errors_are_relative_for_times_and_differences_for_fractions() -> None:
