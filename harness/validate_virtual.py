@@ -47,21 +47,24 @@ class Row:
 
 
 def validate(
-    recordings: Sequence[Recording], fitted: int, made: calibrate.Calibration, folder: Path
+    recordings: Sequence[Recording],
+    fitted: int,
+    made: calibrate.Calibration,
+    simulator: Simulator,
+    folder: Path,
 ) -> list[Row]:
     """Rows of every run, the first `fitted` of which `made` was fitted to."""
     measured = [observed(r.folder, r.summary["updates"]) for r in recordings]
     jobs = [(n, lives) for lives in LIVES for n in range(len(recordings))]
-    with Simulator() as simulator:
 
-        def play(job: tuple[int, str]) -> dict[str, float]:
-            number, lives = job
-            recording, out = recordings[number], folder / "runs" / f"{number}_{lives}"
-            simulator.run(configure(simulator, made, recording, lives), out)
-            print(f"VIRTUAL {recording.label}, {lives} lives: done", file=sys.stderr, flush=True)
-            return observed(out, recording.summary["updates"])
+    def play(job: tuple[int, str]) -> dict[str, float]:
+        number, lives = job
+        recording, out = recordings[number], folder / "runs" / f"{number}_{lives}"
+        simulator.run(configure(simulator, made, recording, lives), out)
+        print(f"VIRTUAL {recording.label}, {lives} lives: done", file=sys.stderr, flush=True)
+        return observed(out, recording.summary["updates"])
 
-        played = simulator.side_by_side(play, jobs)
+    played = simulator.side_by_side(play, jobs)
     return [
         Row(
             recordings[n].label, n >= fitted, lives, quantity,
@@ -136,10 +139,10 @@ def validate_from_command_line() -> None:
         made = calibrate.calibrate(
             runs[:fitted], runs[fitted:], machine_cores, cpu_model(), simulator, folder / "fits"
         )
-    preset = folder / "experiment" / "calibrated.yaml"
-    preset.parent.mkdir(parents=True, exist_ok=True)
-    preset.write_text(calibrate.preset(made), encoding="utf-8")
-    rows = validate(runs, fitted, made, folder)
+        preset = folder / "experiment" / "calibrated.yaml"
+        preset.parent.mkdir(parents=True, exist_ok=True)
+        preset.write_text(calibrate.preset(made), encoding="utf-8")
+        rows = validate(runs, fitted, made, simulator, folder)
     arguments = ["fit=...", "held_out=...", "out=..."]
     text = (
         "# Virtual time against recorded runs\n\n"
