@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from harness import entry
-from harness.costs import fit_hardware, fit_workload
+from harness.costs import cpu_preset, fit_hardware, fit_workload
 from harness.costs.recording import Recording, read
 from harness.hardware import cores, cpu_model
 from harness.protocols import UsageError
@@ -85,7 +85,7 @@ def calibrate(
     }
     fits = fit_hardware.fits(runs, machine_cores)[:SIMULATED]
     presets = [
-        Preset(fit_hardware.hardware(costs, first.policy, label, measured), workload, rollout)
+        Preset(cpu_preset.preset(costs, first.policy, label, measured), workload, rollout)
         for costs in fits
     ]
     errors = update_errors(simulator, presets, runs, folder)

@@ -19,7 +19,7 @@ from environments.simulated.workload_config import (
 )
 from harness import calibrate
 from harness.config import Config
-from harness.costs import fit_hardware, fit_workload
+from harness.costs import cpu_preset, fit_hardware, fit_workload
 from harness.costs.config import HardwareConfig
 from harness.costs.model import CostModel, Split
 from harness.costs.recording import Life, Profile, Recording, read
@@ -60,7 +60,7 @@ def test_planted_costs_are_found_again(tmp_path: Path) -> None:
 def test_the_preset_costs_what_was_fitted(tmp_path: Path) -> None:
     planted, runs = recorded(tmp_path)
     costs = fit_hardware.fits(runs, cores=2)[0]
-    hardware = fit_hardware.hardware(costs, "tiny", "simulated two cores", "measured: here")
+    hardware = cpu_preset.preset(costs, "tiny", "simulated two cores", "measured: here")
     check_hardware(hardware)
     model = CostModel(hardware, shape("tiny"), Split(1, 1))
     lengths = [100, 300]
