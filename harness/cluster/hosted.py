@@ -120,7 +120,7 @@ class HostedSandboxes:
 
     async def _start(self, life: HostLife, place: Place, spec: SandboxSpec) -> HostedSandbox:
         try:
-            answer = await self.ask(life, "start", spec, kind="start")
+            answer = await self.ask(life, "start_sandbox", spec, kind="start")
             sandbox_id, from_image = value(answer)
         except BaseException:
             self._all.release(place)

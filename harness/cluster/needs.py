@@ -41,7 +41,9 @@ def groups(config: Config, trains: bool) -> list[Group]:
             rank = {"CPU": 1, "GPU": 1}
         found.append(Group("learner", "PACK", [rank] * learner.ranks))
     if not (trains and colocated):
-        replica = {"CPU": engine_threads(config)}
+        replica: dict[str, float] = {"CPU": engine_threads(config)}
+        if config.engine.device == "cuda":
+            replica = {"CPU": 1, "GPU": config.engine.tensor_parallel}
         found.append(Group("engine", "SPREAD", [replica] * config.engine.replicas))
     teacher = devices(config).teacher
     if trains and teacher:

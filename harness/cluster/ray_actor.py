@@ -1,10 +1,15 @@
 """What runs inside an actor: one service object, called as a worker process's is
-(harness.cluster.worker), and a few questions about where that is."""
+(harness.cluster.worker), and a few questions about where that is.
+
+An asynchronous service, which may start processes of its own, is in a worker process below the
+actor: what it starts ends with it as it does without Ray, and finds nothing of Ray around it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import os
 import tempfile
@@ -15,12 +20,22 @@ from typing import Any
 
 from environments.sandbox.ownership import folder_prefix, reap_folders
 from harness.cluster import monotonic
-from harness.cluster.local import environment
+from harness.cluster.local import Worker, environment
 from harness.cluster.memory import keep_memory
 from harness.cluster.ray_api import load_ray
-from harness.cluster.worker import load, wants_reply
+from harness.cluster.worker import is_asynchronous, load, wants_reply
 
 Answer = tuple[str, Any]
+
+
+class Below:
+    """A service in a worker process: each of its verbs is a coroutine."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        return functools.partial(self.worker.call, verb)
 
 
 class Actor:
@@ -47,24 +62,35 @@ class Actor:
 
     async def build(
         self,
+        name: str,
         target: str,
         kwargs: dict[str, Any],
         threads: int,
         interface_of: str | None = None,
     ) -> Answer:
-        """Make the service, in a process that computes with so many threads. `interface_of`: its
-        collectives go through the network interface that has this address, not through the
-        machine's own loop."""
+        """Make the service, in a process that computes with so many threads; whether there is
+        anything to `close`. `interface_of`: its collectives go through the network interface that
+        has this address, not through the machine's own loop."""
         os.environ.update(environment(threads))  # read by what is imported from here on
         keep_memory()  # which malloc has read its environment for already
         if interface_of is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface(interface_of)
         await asyncio.to_thread(reap_folders)  # of one that was killed with a file at hand
         try:
-            self._service = load(target)(**kwargs)
+            service = load(target)
+            if below := is_asynchronous(service):
+                self._service = Below(Worker(name, target, kwargs, threads=threads))
+                await self._service.worker.start()
+            else:
+                self._service = service(**kwargs)
         except Exception as error:
             return _raised(error)
-        return "ok", None
+        return "ok", below
+
+    async def close(self) -> None:
+        """End the process below."""
+        if isinstance(self._service, Below):
+            await self._service.worker.close()
 
     async def call(self, number: int, verb: str, args: Any, kwargs: Any) -> Answer:
         """Answers ("ok", value) or ("error", (type, message, trace))."""

@@ -17,6 +17,7 @@ from harness.protocols import UsageError
 
 log = logging.getLogger(__name__)  # of a run: job.log
 _READINGS = 5  # of another machine's clock, each time
+_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class RayWorker:
         self._actor: Any = None
         self._number = 0
         self._dead: str | None = None
+        self._below = False  # a process below the actor
         self.where: Mapping[str, Any] = {}
 
     async def start(self) -> None:
@@ -96,9 +98,9 @@ class RayWorker:
         if self._check is not None:
             await self._check(self)
         building = self._actor.build.remote(
-            self._target, self._kwargs, self._threads, self._interface_of
+            self.name, self._target, self._kwargs, self._threads, self._interface_of
         )
-        self._value(await self._answer(building))
+        self._below = self._value(await self._answer(building))
         log.info("%s: pid %d on %s", self.name, self.where["pid"], self.where["ip"])
 
     @property
@@ -169,6 +171,12 @@ class RayWorker:
         name, message, trace = value
         if name == UsageError.__name__:
             raise UsageError(message)
+        if name == WorkerEnded.__name__:  # of a process below it, which says whose it is
+            self._dead = self._dead or message
+            self._kill()
+            raise WorkerEnded(self._dead)
+        if name == WorkerError.__name__:
+            raise WorkerError(message)
         raise WorkerError(f"{self.name}: {name}: {message}\n--- in the actor ---\n{trace}")
 
     def _kill(self) -> None:
@@ -179,8 +187,14 @@ class RayWorker:
             ray.kill(self._actor, no_restart=True)
 
     async def close(self) -> None:
-        """A service has nothing to save."""
-        if self._actor is not None and self._dead is None:
+        """A service has nothing to save; a process below the actor has files to remove."""
+        if self._actor is None or self._dead is not None:
+            return
+        if self._below:
+            with contextlib.suppress(WorkerError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._answer(self._actor.close.remote())
+        if self._dead is None:
             self._dead = f"{self.name}: closed"
             self._kill()
 

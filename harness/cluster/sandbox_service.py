@@ -29,7 +29,7 @@ class SandboxService:
         self._provider = await open_provider(**arguments)
         return self._provider.kind, self._provider.why
 
-    async def start(self, spec: SandboxSpec) -> Answer:
+    async def start_sandbox(self, spec: SandboxSpec) -> Answer:
         """(id, whether its files are the image's)."""
         assert self._provider is not None
         return await _told(self._start(self._provider, spec))

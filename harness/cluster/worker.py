@@ -63,6 +63,11 @@ def wants_reply(method: Callable[..., Any]) -> bool:
     return next(iter(inspect.signature(method).parameters), None) == "reply"
 
 
+def is_asynchronous(service: Any) -> bool:
+    """Of a service or its class. Such a one may start processes of its own."""
+    return inspect.iscoroutinefunction(getattr(service, "start", None))
+
+
 def serve(connection: Connection) -> None:
     """Answer calls until the connection closes."""
     target, kwargs = connection.recv()
@@ -71,7 +76,7 @@ def serve(connection: Connection) -> None:
     except Exception as error:
         connection.send((0, "error", _told(error)))
         return
-    if inspect.iscoroutinefunction(getattr(service, "start", None)):
+    if is_asynchronous(service):
         asyncio.run(_serve_loop(service, connection))
         return
     connection.send((0, "ok", None))

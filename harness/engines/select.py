@@ -37,11 +37,6 @@ def check(config: Config) -> None:
     if engine.name == "torch":
         _plain(config)
         return
-    if config.cluster.name != "local":
-        raise UsageError(
-            f"cluster={config.cluster.name}: engine=vllm starts its own processes on this machine; "
-            "take cluster=local, where engine.replicas are too, or engine=torch"
-        )
     if config.replay is not None:
         raise UsageError(
             f"engine=vllm: replay={config.replay} has the engine decode recorded tokens, and vLLM "
@@ -89,7 +84,7 @@ def check_policy(config: Config, folder: Path) -> None:
 
 def open_engine(config: Config, folder: Path, cluster: Cluster, say: Callable[[str], None]) -> Any:
     """The engine on a cluster, not started yet. Replicas share schedule.engine_devices and their
-    cores evenly; those of vLLM are on this machine."""
+    cores evenly."""
     from harness.cluster.needs import engine_threads
     from harness.cluster.pinning import cores
     from harness.engines.client import TorchEngineClient
@@ -117,6 +112,7 @@ def open_engine(config: Config, folder: Path, cluster: Cluster, say: Callable[[s
             vllm_devices.options(config, folder, number),
             affinity=own_cores(number),
             name=f"engine/{number}",
+            worker=cluster.worker,
         )
 
     make = vllm if config.engine.name == "vllm" else torch

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.cluster.local import Worker, WorkerEnded, WorkerError
+from harness.cluster.protocol import MakeWorker
 from harness.engines.client import EngineClient
 from harness.engines.vllm_options import VllmOptions
 
@@ -23,11 +24,13 @@ class VllmEngineClient(EngineClient):
         *,
         affinity: Sequence[int] | None = None,
         name: str = "engine/0",
+        worker: MakeWorker = Worker,
     ) -> None:
         self._name = name
         given = {"options": options, "name": name}
-        worker = Worker(name, self.TARGET, given, threads=options.threads, affinity=affinity)
-        super().__init__(worker)
+        super().__init__(
+            worker(name, self.TARGET, given, threads=options.threads, affinity=affinity)
+        )
 
     async def _call(self, verb: str, *args: Any) -> Any:
         """Raises WorkerEnded for a dead EngineCore too: as little is left of the engine."""

@@ -63,6 +63,8 @@ def _parts(folder: Path) -> Iterator[int]:
 def options(config: Config, folder: Path, number: int = 0) -> VllmOptions:
     """What vLLM is started with, as the replica of this number."""
     engine = config.engine
+    # On Ray an actor sees the GPUs of its bundle alone: there is nothing left to choose.
+    choose = engine.device == "cuda" and config.cluster.name == "local"
     return VllmOptions(
         path=str(folder),
         slots=engine.slots,
@@ -71,7 +73,7 @@ def options(config: Config, folder: Path, number: int = 0) -> VllmOptions:
         tensor_parallel=engine.tensor_parallel,
         device=cast(Literal["cpu", "cuda"], engine.device),
         dtype=engine.dtype,
-        gpus=_gpus(config, number) if engine.device == "cuda" else None,
+        gpus=_gpus(config, number) if choose else None,
         arguments=dict(engine.arguments),
     )
 

@@ -4,12 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness.protocols import Interval, UsageError
+
+
+class Starter:
+    """An asynchronous service, as vLLM's is: it may start processes of its own."""
+
+    def __init__(self, log: str, fails: bool = False) -> None:
+        self._log, self._fails = log, fails
+        self._child: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        if self._fails:
+            raise RuntimeError("no such model")
+        child = self._child = subprocess.Popen(
+            [sys.executable, "-c",
+             "from harness.cluster.worker import end_with_worker; import time; end_with_worker();"
+             "print(1, flush=True); time.sleep(600)"],
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+
+    async def pids(self) -> list[int]:
+        """Its own, and that of what it has started."""
+        assert self._child is not None
+        return [os.getpid(), self._child.pid]
+
+    async def read(self, path: str, version: int) -> tuple[bytes, int]:
+        return Path(path).read_bytes(), version
+
+    async def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            with Path(self._log).open("a") as file:
+                file.write("close\n")
 
 
 class Echo:

@@ -74,6 +74,43 @@ def test_deaths_are_told_at_once_and_in_one_line(on_ray) -> None:
     on_ray(scenario)
 
 
+def test_a_service_that_starts_processes_takes_them_with_it(on_ray, tmp_path: Path) -> None:
+    """However it ends: closed, its process killed, or the actor above it."""
+    log = tmp_path / "log"
+
+    def starter(cluster: RayCluster, name: str, **more: Any) -> RayWorker:
+        options = {"log": str(log), **more}
+        return cluster.worker(name, "services:Starter", options, threads=1)  # type: ignore[return-value]
+
+    async def gone(pids: list[int]) -> None:
+        async with asyncio.timeout(AT_ONCE_S):
+            while any(map(psutil.pid_exists, pids)):
+                await asyncio.sleep(0.05)
+
+    async def scenario(cluster: RayCluster) -> None:
+        with pytest.raises(WorkerError, match=r"^engine/1: RuntimeError: no such model\n"):
+            await starter(cluster, "engine/1", fails=True).start()
+        for victim in (None, 1, 0):
+            worker = starter(cluster, "engine/0")
+            await worker.start()
+            pids = [worker.pid, *await worker.call("pids")]
+            assert len(set(pids)) == 3
+            path = tmp_path / "weights"
+            path.write_bytes(b"weights")
+            assert await worker.call("read", await cluster.share(str(path)), 7) == (b"weights", 7)
+            if victim is None:
+                await worker.close()
+                assert log.read_text() == "close\n"
+            else:
+                os.kill(pids[victim], signal.SIGKILL)
+                with pytest.raises(WorkerEnded, match=r"^engine/0: the (actor|worker process) end"):
+                    await worker.call("pids")
+            await gone(pids)
+        assert log.read_text() == "close\n"
+
+    on_ray(scenario, "cluster.publication=object")
+
+
 def test_a_file_goes_to_all_as_one_object(on_ray, tmp_path: Path) -> None:
     async def scenario(cluster: RayCluster) -> None:
         workers = [echo(cluster), echo(cluster, "engine/1")]

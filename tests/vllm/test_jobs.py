@@ -51,9 +51,11 @@ def run_job(where: Path, *overrides: str) -> dict[str, Any]:
         (),
         ("engine.replicas=2", "schedule.engine_devices=2"),
         ("engine.tensor_parallel=2", "schedule.engine_devices=2"),
+        ("engine.replicas=2", "schedule.engine_devices=2", "cluster=ray",
+         "cluster.publication=object", "cluster.start_timeout_s=300"),
     ],
-    ids=["one engine", "two replicas", "two processes"],
-)
+    ids=["one engine", "two replicas", "two processes", "two replicas on Ray"],
+)  # fmt: skip
 def test_the_second_batch_is_generated_by_the_updated_weights(
     overrides: tuple[str, ...], tmp_path: Path, score: Callable[..., torch.Tensor]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.cluster import needs
 from harness.cluster.local import LocalCluster
 from harness.composition import compose
 from harness.config import Config
@@ -122,9 +123,18 @@ def test_a_replica_of_two_processes_has_half_of_its_heads_and_threads_in_each() 
     assert one[executor] == ONE_PROCESS  # the model is in EngineCore
 
 
-def test_on_ray_it_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^cluster=ray: engine=vllm .* take cluster=local, where"):
-        select.check(compose(["engine=vllm", "cluster=ray"]))
+def test_on_ray_a_replicas_gpus_are_those_of_its_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray shows an actor its own alone; on a CPU a bundle has the replica's threads."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # of the driver: says nothing of the nodes
+    two = ("engine.replicas=2", "engine.tensor_parallel=2", "schedule.engine_devices=4")
+    on_ray = on_gpus("cluster=ray", *two)
+    assert vllm_devices.options(on_ray, TINY, 1).gpus is None
+    (engine,) = [group for group in needs.groups(on_ray, False) if group.name == "engine"]
+    assert engine.bundles == [{"CPU": 1, "GPU": 2}] * 2
+    on_cores = compose(["engine=vllm", "cluster=ray", *two])
+    assert vllm_devices.options(on_cores, TINY, 1).threads == 1
+    (engine,) = [group for group in needs.groups(on_cores, False) if group.name == "engine"]
+    assert engine.bundles == [{"CPU": 2}] * 2
 
 
 def test_replicas_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
