@@ -172,7 +172,7 @@ class RayWorker:
         if name == UsageError.__name__:
             raise UsageError(message)
         if name == WorkerEnded.__name__:  # of a process below it, which says whose it is
-            self._dead = self._dead or message
+            self._dead = self._dead or f"{message} on {self.where['ip']}"
             self._kill()
             raise WorkerEnded(self._dead)
         if name == WorkerError.__name__:
