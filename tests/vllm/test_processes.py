@@ -91,13 +91,15 @@ def test_a_killed_run_leaves_no_process(
     assert len(titled(process, "EngineCore")) == 1
     if what == "running" and overrides == HALVES:
         assert titled(process, "Worker_TP0") and titled(process, "Worker_TP1")
-    alive = descendants(process)
+    alive, cores = descendants(process), titled(process, "EngineCore")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     # One that was starting finds out as soon as it imports the harness's part; Ray's own agents
     # look for two minutes whether their cluster is there.
-    at_once = what == "running" and overrides != ON_RAY
-    _, left = psutil.wait_procs(alive, timeout=10 if at_once else 180)
+    if what == "running":
+        _, left = psutil.wait_procs(cores if overrides == ON_RAY else alive, timeout=10)
+        assert left == []
+    _, left = psutil.wait_procs(alive, timeout=180)
     assert left == []
 
 
