@@ -175,8 +175,7 @@ def validate(config: Config, gpu_count: Callable[[], int] = hardware.gpu_count) 
     _ranks(config)
     devices.check(config)
     clusters.check(config)
-    if config.cluster.name == "local":  # elsewhere Ray says what there is
-        _gpus(config, gpu_count)
+    _gpus(config, gpu_count)
     pinning.cores(config)  # says itself where they are not there
     _hosts(config.sandbox)
     check_mirrors(config.sandbox.mirrors)
@@ -259,16 +258,16 @@ def _ranks(config: Config) -> None:
 
 def _gpus(config: Config, count: Callable[[], int]) -> None:
     """Of a run that learns on GPUs, before anything is looked for that only such a machine has. A
-    Ray cluster has its own; of an engine alone on one, vLLM says it."""
+    Ray cluster that is joined has its own; of an engine alone on one, vLLM says it."""
     engine, learner = config.engine, config.learner
-    if learner.device != "cuda":
+    if learner.device != "cuda" or config.cluster.address is not None:
         return
     needed = {
         "learner": learner.ranks,
         "engine": config.schedule.engine_devices if engine.device == "cuda" else 0,
     }
     wanted = sum(needed.values())
-    if config.cluster.name != "local" or wanted <= (found := count()):
+    if wanted <= (found := count()):
         return
     parts = " and ".join(f"{number} for the {name}" for name, number in needed.items() if number)
     keys = " ".join(f"{name}.device=cuda" for name, number in needed.items() if number)

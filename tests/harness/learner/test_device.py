@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from environments.swebench.config import SweBenchConfig
+from harness.composition import compose
 from harness.config import Config
 from harness.learner.device import open_device, settle
 from harness.learner.placement import Placement
@@ -35,6 +36,18 @@ def test_a_rank_has_one_gpu():
     validate(config, gpu_count=lambda: 2)
     with pytest.raises(UsageError, match=r"needs 2 GPUs .*, this machine shows 1"):
         validate(config, gpu_count=lambda: 1)
+
+
+@pytest.mark.parametrize(("address", "counted"), [(None, True), ("10.0.0.1:6379", False)])
+def test_a_ray_cluster_of_the_runs_own_has_this_machines_gpus(monkeypatch, address, counted):
+    """Of one that is joined Ray says what there is."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # Ray is not installed here
+    config = compose(["learner.device=cuda", "cluster=ray"])
+    config.cluster.address = address
+    if counted:
+        with pytest.raises(UsageError, match=r"needs 1 GPUs .*, this machine shows 0"):
+            validate(config, gpu_count=lambda: 0)
+    validate(config, gpu_count=lambda: int(counted))
 
 
 def test_a_process_that_is_shown_one_gpu_alone_takes_it(monkeypatch):
