@@ -11,7 +11,6 @@ import io
 import json
 import multiprocessing
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -22,6 +21,7 @@ import yaml
 
 from harness import composition
 from harness.config import Config, flatten
+from harness.manifest import git_state
 from harness.protocols import InfrastructureError, UsageError
 
 T = TypeVar("T")
@@ -90,19 +90,13 @@ def _execute(config: Config, folder: Path) -> tuple[str, str]:
 
 def made_by(module: str, arguments: Sequence[str]) -> str:
     """Head of a table: the command, and the commit that it ran at."""
-    commit = _git("rev-parse", "--short=12", "HEAD") or "no git commit"
-    changed = " (with changes that are not committed)" if _git("status", "--porcelain") else ""
+    state = git_state(Path(__file__).parent.parent)
+    commit = state["commit"][:12] if state else "no git commit"
+    changed = " (with changes that are not committed)" if state and state["dirty"] else ""
     return (
         f"Made by `python -m {module} {' '.join(arguments)}` at {commit}{changed}.\n\n"
         "**VIRTUAL: every figure of a model is simulated, none is measured.**\n"
     )
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    )
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def summary_updates(folder: Path) -> list[dict[str, str]]:

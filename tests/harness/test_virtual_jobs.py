@@ -104,8 +104,14 @@ def test_mistakes_are_one_line(
     assert message in capsys.readouterr().err
 
 
-def test_a_head_names_command_and_label() -> None:
+def test_a_head_names_command_and_label(monkeypatch: pytest.MonkeyPatch) -> None:
     head = made_by("harness.predict", ["published=x"])
     assert "`python -m harness.predict published=x` at " in head and "VIRTUAL" in head
+
+    monkeypatch.setenv("PATH", "")  # a machine without git
+    assert " at no git commit.\n" in made_by("harness.predict", [])
+
+
+def test_settings_are_taken_apart() -> None:
     found: dict[str, Any] = settings(["a=1"], ("a", "b"), ("a",), "usage")
     assert json.dumps(found) == '{"a": "1"}'
