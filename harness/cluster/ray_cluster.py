@@ -48,59 +48,71 @@ class RayCluster:
         asked = needs.total(self._asked)
         self._session.open(asked.get("CPU", 0), asked.get("GPU", 0), sandboxes)
         if sandboxes:
-            self._hosts = self._spread(sandboxes)
-            bundles = [{"sandbox": float(count)} for count in self._hosts.values()]
-            self._asked.append(Group(SANDBOXES, "STRICT_SPREAD", bundles))
+            self._asked.append(self._sandboxes(room(load_ray().nodes)))
 
-    def _spread(self, limit: int) -> dict[str, int]:
-        ray = load_ray()
-
-        hosts = needs.shares(room(ray.nodes), limit)
-        if not hosts:
+    def _sandboxes(self, alive: Mapping[str, float]) -> Group:
+        """One host on each node that has room for some."""
+        limit = self._config.sandbox.max_parallel
+        self._hosts = needs.shares(alive, limit)
+        if not self._hosts:
             raise UsageError(
                 f"sandbox.max_parallel={limit}: no node of the cluster at cluster.address="
                 f"{self._config.cluster.address} has a sandbox resource; start those that may run "
                 "sandboxes with --resources='{\"sandbox\": 64}'"
             )
-        return hosts
+        bundles = [{"sandbox": float(count)} for count in self._hosts.values()]
+        return Group(SANDBOXES, "STRICT_SPREAD", bundles)
+
+    def _reserve(self, group: Group) -> None:
+        bundles = [dict(bundle) for bundle in group.bundles]
+        make = load_ray("ray.util").placement_group
+        self._groups[group.name] = make(bundles, strategy=group.strategy)
+        self._bundles[group.name] = group.bundles
+
+    def _miss_nodes(self) -> None:
+        """Ray takes seconds to miss a node: one that had been gone may have been counted, and would
+        be waited for. Where none is left, another may come."""
+        alive = room(load_ray().nodes)
+        if not alive or self._hosts.keys() <= alive.keys():
+            return
+        load_ray("ray.util").remove_placement_group(self._groups[SANDBOXES])
+        self._asked[-1] = self._sandboxes(alive)
+        self._reserve(self._asked[-1])
 
     async def place(self) -> None:
         """Reserve all that the run needs. Raises UsageError, one line, where that is not there
         within cluster.start_timeout_s."""
         ray = load_ray()
-        util = load_ray("ray.util")
 
         limit_s = self._config.cluster.start_timeout_s
-        has, asked = ray.cluster_resources(), needs.total(self._asked)
-        short = {name: n for name, n in asked.items() if has.get(name, 0) < n}
+        has = ray.cluster_resources()
+        short = {k: n for k, n in needs.total(self._asked).items() if has.get(k, 0) < n}
         if short:
-            raise self._refused("has", has, in_words(asked), f"too few: {in_words(short)}")
+            raise self._refused("has", has, f"too few: {in_words(short)}")
         for group in self._asked:
-            bundles = [dict(bundle) for bundle in group.bundles]
-            self._groups[group.name] = util.placement_group(bundles, strategy=group.strategy)
-            self._bundles[group.name] = group.bundles
+            self._reserve(group)
         try:
             async with asyncio.timeout(limit_s):
-                for group in self._groups.values():
-                    while not await asyncio.to_thread(group.wait, 1):
+                for name in self._groups:
+                    while not await asyncio.to_thread(self._groups[name].wait, 1):
+                        self._miss_nodes()
                         await asyncio.sleep(_LOOK_S)
         except TimeoutError:
-            free = ray.available_resources()
-            raise self._refused(
-                "has free", free, in_words(asked),
-                f"not to be had within cluster.start_timeout_s={limit_s:g} s",
-            ) from None  # fmt: skip
+            why = f"not to be had within cluster.start_timeout_s={limit_s:g} s"
+            raise self._refused("has free", ray.available_resources(), why) from None
         known = ray.nodes()  # also those that are gone
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in known}
         alive = sum(node["Alive"] for node in known)
         for name, group in self._groups.items():
-            placed = util.placement_group_table(group)["bundles_to_node_id"]
+            placed = load_ray("ray.util").placement_group_table(group)["bundles_to_node_id"]
             self._nodes[name] = [addresses[placed[i]] for i in range(len(placed))]
         nodes = len({node for group in self._groups.values() for node in _node_ids(group)})
         where = "of its own" if self._session.own else f"at {self._config.cluster.address}"
-        self.why = f"ray {ray.__version__} {where}: {in_words(asked)} on {nodes} of {alive} nodes"
+        asked = in_words(needs.total(self._asked))
+        self.why = f"ray {ray.__version__} {where}: {asked} on {nodes} of {alive} nodes"
 
-    def _refused(self, verb: str, has: Mapping[str, float], asked: str, why: str) -> UsageError:
+    def _refused(self, verb: str, has: Mapping[str, float], why: str) -> UsageError:
+        asked = in_words(needs.total(self._asked))
         known = {name: has.get(name, 0) for name in ("CPU", "GPU", "sandbox")}
         bundles = "; ".join(
             f"{group.name} {len(group.bundles)} x ({in_words(group.bundles[0])}) {group.strategy}"

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from harness.cluster import ray_cluster
 from harness.cluster.needs import Group
 from harness.cluster.ray_cluster import RayCluster
+from harness.cluster.ray_session import room
 from harness.protocols import UsageError
 
 pytestmark = pytest.mark.ray
@@ -47,6 +49,21 @@ def test_enough_in_all_but_on_no_single_node(on_ray) -> None:
     )
     assert "the cluster has free CPU 8" in line
     assert "not to be had within cluster.start_timeout_s=3 s" in line
+
+
+def test_a_node_that_was_gone_already_is_not_waited_for(on_ray, monkeypatch) -> None:
+    """Ray takes seconds to miss one: a run that starts meanwhile counts it among its hosts."""
+    counted = [{"gone": 8.0}, {}]  # by the first look, and by those after it
+    monkeypatch.setattr(
+        ray_cluster, "room", lambda alive: room(alive) | (counted.pop(0) if counted else {})
+    )
+
+    async def scenario(cluster: RayCluster) -> None:
+        sandboxes = cluster.facts()["groups"]["sandboxes"]
+        assert sandboxes["bundles"] == [{"sandbox": 4.0}] * 2
+        assert len(sandboxes["nodes"]) == 2 and counted == []
+
+    on_ray(scenario, "cluster.start_timeout_s=30")
 
 
 def test_no_cluster_at_the_address(on_ray) -> None:
