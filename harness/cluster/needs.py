@@ -43,7 +43,7 @@ def groups(config: Config, trains: bool) -> list[Group]:
     if not (trains and colocated):
         replica: dict[str, float] = {"CPU": engine_threads(config)}
         if config.engine.device == "cuda":
-            replica = {"CPU": 1, "GPU": config.engine.tensor_parallel}
+            replica = dict.fromkeys(("CPU", "GPU"), float(config.engine.tensor_parallel))
         found.append(Group("engine", "SPREAD", [replica] * config.engine.replicas))
     teacher = devices(config).teacher
     if trains and teacher:

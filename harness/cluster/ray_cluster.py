@@ -76,7 +76,7 @@ class RayCluster:
         if not alive or self._hosts.keys() <= alive.keys():
             return
         load_ray("ray.util").remove_placement_group(self._groups[SANDBOXES])
-        self._asked[-1] = self._sandboxes(alive)
+        self._asked[-1] = self._sandboxes(alive)  # which were asked for last
         self._reserve(self._asked[-1])
 
     async def place(self) -> None:

@@ -69,11 +69,8 @@ class Starter:
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "starter_service.py").write_text(SERVICE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path / "log"
+def log(write_service) -> Path:
+    return write_service("starter_service", SERVICE)
 
 
 async def _built(log: Path, **more: Any) -> tuple[Actor, Any]:

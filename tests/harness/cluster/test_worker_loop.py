@@ -36,10 +36,8 @@ class Waiting:
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "waiting_service.py").write_text(SERVICE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    return tmp_path / "log"
+def log(write_service) -> Path:
+    return write_service("waiting_service", SERVICE)
 
 
 def test_calls_wait_side_by_side_and_an_error_is_the_callers(log: Path) -> None:

@@ -130,7 +130,7 @@ def test_on_ray_a_replicas_gpus_are_those_of_its_bundle(monkeypatch: pytest.Monk
     on_ray = on_gpus("cluster=ray", *two)
     assert vllm_devices.options(on_ray, TINY, 1).gpus is None
     (engine,) = [group for group in needs.groups(on_ray, False) if group.name == "engine"]
-    assert engine.bundles == [{"CPU": 1, "GPU": 2}] * 2
+    assert engine.bundles == [{"CPU": 2, "GPU": 2}] * 2
     on_cores = compose(["engine=vllm", "cluster=ray", *two])
     assert vllm_devices.options(on_cores, TINY, 1).threads == 1
     (engine,) = [group for group in needs.groups(on_cores, False) if group.name == "engine"]
