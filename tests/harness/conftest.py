@@ -6,6 +6,7 @@ import collections
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 # Small, and yet whole: real sandboxes, real gradients, a real MLflow store.
 RECORDED = Path(__file__).parents[1] / "thundersync" / "data" / "recorded.jsonl.gz"
@@ -71,17 +73,31 @@ def small_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def _once(factory: pytest.TempPathFactory, name: str, *overrides: str) -> Job:
+    """The job of this name, run by whichever of the session's processes wants it first: their
+    folders are below one."""
+    base = factory.getbasetemp()
+    where = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"job-{name}"
+    told = where / "job.json"
+    with FileLock(f"{where}.lock"):
+        if not told.exists():  # one that failed is tried, and fails, again
+            shutil.rmtree(where, ignore_errors=True)
+            where.mkdir()
+            job = run_job(where, *overrides)
+            told.write_text(json.dumps([str(job.folder), job.store, job.closing, job.stderr]))
+    folder, *more = json.loads(told.read_text())
+    return Job(Path(folder), *more)
+
+
 @pytest.fixture(scope="session")
 def stream_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(
-        tmp_path_factory.mktemp("stream"), "schedule=stream", "parity.every=1",
-        "parity.permutations=2",
-    )  # fmt: skip
+    parity = ("parity.every=1", "parity.permutations=2")
+    return _once(tmp_path_factory, "stream", "schedule=stream", *parity)
 
 
 @pytest.fixture(scope="session")
 def sync_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(tmp_path_factory.mktemp("sync"), "schedule=sync", "evaluation.marks=[0.5,0.9]")
+    return _once(tmp_path_factory, "sync", "schedule=sync", "evaluation.marks=[0.5,0.9]")
 
 
 def check_trace(trace: dict[str, Any]) -> None:
