@@ -109,6 +109,9 @@ async def play(
         await learner.capture([replace(t, reward=reward) for t, reward in rewarded])
     elif name == "extend":
         (trajectory,) = _of(known, [verb["id"]])
+        if trajectory.teacher is not None:  # as much of it as there was
+            scored = trajectory.teacher.cut(0, verb.get("scored", 0))
+            trajectory = replace(trajectory, teacher=scored)
         await learner.extend({0: (trajectory, verb["tokens"])})
     elif name == "abandon":
         await learner.abandon(verb["ids"])

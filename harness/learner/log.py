@@ -45,7 +45,9 @@ class LoggedLearner:
             self._settled = True
             self._write("turns", settings=await self._learner.turn_settings())
         for trajectory, tokens in turns.values():
-            self._write("extend", id=trajectory.trajectory_id, tokens=tokens)
+            teacher = trajectory.teacher  # which may have scored less by now: passes wait for it
+            scored = {} if teacher is None else {"scored": len(teacher.logprobs_N)}
+            self._write("extend", id=trajectory.trajectory_id, tokens=tokens, **scored)
         await self._learner.extend(turns)
 
     async def abandon(self, trajectory_ids: Sequence[str]) -> None:

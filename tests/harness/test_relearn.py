@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from harness.protocols import UsageError
+from harness.learner.log import LoggedLearner
+from harness.protocols import TeacherScores, Trajectory, UsageError
 from harness.relearn import play, verbs
 
 ARGUMENTS = {
@@ -72,3 +73,43 @@ def test_a_trajectory_that_was_not_recorded_is_named(verb):
     learner = cast(Any, SimpleNamespace(accumulate=None, capture=None))  # never called
     with pytest.raises(UsageError, match=r"trajectories\.jsonl: 0-0 is learnt from and not in it"):
         asyncio.run(play(learner, {"verb": verb, **ARGUMENTS[verb]}, {}))
+
+
+class _Heard:
+    """A learner that writes down what a running trajectory's turns were handed over with."""
+
+    def __init__(self) -> None:
+        self.extended: list[tuple[int, list[float] | None]] = []
+
+    async def turn_settings(self) -> None:
+        return None
+
+    async def extend(self, turns: Any) -> None:
+        for trajectory, tokens in turns.values():
+            teacher = trajectory.teacher
+            self.extended.append((tokens, (teacher and list(teacher.logprobs_N)) or None))
+
+
+def test_a_turn_is_played_with_the_scores_that_there_were_when_it_was_taken(tmp_path):
+    """Passes wait for a teacher that is late: with all of its scores they would be other ones, and
+    the last bits of the gradient with them."""
+    trajectory = Trajectory("0-0", "task", "easy", 0, 0, 0, tokens_T=[0] * 9)
+    heard, again = _Heard(), _Heard()
+    path = tmp_path / "learner.jsonl"
+    log = LoggedLearner(cast(Any, heard), path)
+
+    async def run() -> None:
+        await log.extend({0: (trajectory, 3)})  # none yet
+        trajectory.teacher = TeacherScores([-1.0, -2.0])
+        await log.extend({0: (trajectory, 6)})
+        trajectory.teacher.extend(TeacherScores([-3.0, -4.0]))
+        await log.extend({0: (trajectory, 9)})
+        trajectory.teacher.extend(TeacherScores([-5.0]))
+        await log.close()
+        for line in path.read_text().splitlines():
+            await play(cast(Any, again), json.loads(line), {"0-0": trajectory})
+
+    asyncio.run(run())
+    assert heard.extended == [(3, None), (6, [-1.0, -2.0]), (9, [-1.0, -2.0, -3.0, -4.0])]
+    assert again.extended == heard.extended
+    assert trajectory.teacher is not None and len(trajectory.teacher.logprobs_N) == 5
