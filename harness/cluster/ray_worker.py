@@ -153,14 +153,17 @@ class RayWorker:
         except exceptions.RayTaskError as error:  # of the actor itself: a defect
             raise WorkerError(f"{self.name}: {error}") from error
         except exceptions.RayActorError as error:
-            raise self._ended(_why(error)) from None
+            raise self._actor_ended(_why(error)) from None
         except exceptions.RayError as error:
-            raise self._ended(" ".join(str(error).split())) from None
+            raise self._actor_ended(" ".join(str(error).split())) from None
 
-    def _ended(self, why: str) -> WorkerEnded:
+    def _actor_ended(self, why: str) -> WorkerEnded:
+        node = f" on {self.where['ip']}" if self.where else ""
+        return self._ended(f"{self.name}: the actor ended{node} ({why})")
+
+    def _ended(self, line: str) -> WorkerEnded:
         if self._dead is None:
-            node = f" on {self.where['ip']}" if self.where else ""
-            self._dead = f"{self.name}: the actor ended{node} ({why})"
+            self._dead = line
             self._kill()  # one that cannot be reached may live
         return WorkerEnded(self._dead)
 
@@ -172,9 +175,7 @@ class RayWorker:
         if name == UsageError.__name__:
             raise UsageError(message)
         if name == WorkerEnded.__name__:  # of a process below it, which says whose it is
-            self._dead = self._dead or f"{message} on {self.where['ip']}"
-            self._kill()
-            raise WorkerEnded(self._dead)
+            raise self._ended(f"{message} on {self.where['ip']}")
         if name == WorkerError.__name__:
             raise WorkerError(message)
         raise WorkerError(f"{self.name}: {name}: {message}\n--- in the actor ---\n{trace}")

@@ -99,7 +99,7 @@ def test_a_killed_run_leaves_no_process(
     if what == "running":
         _, left = psutil.wait_procs(cores if overrides == ON_RAY else alive, timeout=10)
         assert left == []
-    _, left = psutil.wait_procs(alive, timeout=180)
+    _, left = psutil.wait_procs(alive, timeout=180 if overrides == ON_RAY else 120)
     assert left == []
 
 
